@@ -1,0 +1,1 @@
+"""Block-sparse, flex and NVFP4-QAT attention."""

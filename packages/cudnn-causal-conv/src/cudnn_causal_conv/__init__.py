@@ -1,0 +1,1 @@
+"""Causal conv1d and its decode step."""

@@ -1,0 +1,1 @@
+"""Dense block-scaled GEMM fusions: amax, SwiGLU, sReLU, dsReLU."""

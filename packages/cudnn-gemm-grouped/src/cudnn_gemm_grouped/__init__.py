@@ -1,0 +1,1 @@
+"""Grouped (MoE) GEMM fusions."""

@@ -1,0 +1,1 @@
+"""Projection + RoPE + MXFP8."""

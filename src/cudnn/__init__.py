@@ -1,0 +1,1 @@
+"""Fused low-precision GPU kernels for transformers."""

@@ -1,1 +1,1 @@
-"""Dense block-scaled GEMM fusions: amax, SwiGLU, sReLU, dsReLU."""
+"""Dense GEMM fusions: amax (built), SwiGLU, sReLU and dsReLU (coming)."""

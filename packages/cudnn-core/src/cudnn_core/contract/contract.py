@@ -1,0 +1,104 @@
+"""Contract: operands, attributes and rules of one operation; Problem: the frozen result of binding it.
+
+`Contract.bind` is the only validator: wrappers, classes, torch fake kernels and JAX abstract evaluation all call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import mismatch
+from ..tensor_desc import Device, TensorDesc
+from .attributes import Attribute
+from .dims import Dims
+from .operands import Operand, OperandPlan
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What selects generated code: operands as bound and attributes. Hashable, free of extents."""
+
+    op: str
+    operands: tuple[OperandPlan, ...]
+    attributes: tuple[tuple[str, Hashable], ...]
+
+    def operand(self, name: str) -> OperandPlan:
+        """The plan of the operand called `name`; KeyError if it is absent."""
+        for plan in self.operands:
+            if plan.name == name:
+                return plan
+        raise KeyError(name)
+
+    def attribute(self, name: str) -> Any:
+        """The value of the attribute called `name`."""
+        return dict(self.attributes)[name]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A bound call: the signature, the extents, the device and the outputs to allocate."""
+
+    signature: Signature
+    dims: Mapping[str, int] = field(hash=False, compare=False)
+    device: Device = field(compare=False)
+    outputs: tuple[TensorDesc, ...] = field(hash=False, compare=False, default=())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether some extent is 0, so that nothing can be multiplied."""
+        return any(extent == 0 for extent in self.dims.values())
+
+
+@dataclass(frozen=True)
+class Contract:
+    """One operation. `name` is `family/stem`; operands stand in call order, outputs last.
+
+    rules: functions of (signature, dims) that raise ValueError or NotImplementedError for combinations.
+    """
+
+    name: str
+    operands: tuple[Operand, ...]
+    attributes: tuple[Attribute, ...]
+    rules: tuple[Callable[[Signature, Mapping[str, int]], None], ...] = ()
+
+    @property
+    def inputs(self) -> tuple[Operand, ...]:
+        return tuple(o for o in self.operands if not o.output)
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        return tuple(o for o in self.operands if o.output)
+
+    def parse_attributes(self, values: Mapping[str, Any]) -> dict[str, Hashable]:
+        """Canonical attribute values; the names are those of the public parameters."""
+        return {a.name: a.parse(values.get(a.name, a.default), a.name) for a in self.attributes}
+
+    def bind(self, descs: Sequence[TensorDesc | None], attributes: Mapping[str, Any]) -> Problem:
+        """Check `descs` (all inputs, then all outputs or none) and attributes; raise or return the Problem.
+
+        Messages call each tensor by its desc's name, so a class says ``sample_a`` and a wrapper ``a_tensor``.
+        """
+        parsed = self.parse_attributes(attributes)
+        operands = self.operands if len(descs) == len(self.operands) else self.inputs
+        if len(descs) != len(operands):
+            raise ValueError(mismatch(self.name, f"{len(operands)} tensors", len(descs)))
+        dims, plans = Dims(), []
+        for operand, desc in zip(operands, descs, strict=True):
+            if desc is None:
+                if not operand.optional:
+                    raise ValueError(mismatch(operand.name, "a tensor", "None"))
+                continue
+            plans.append(operand.bind(desc, dims, parsed))
+        device = next(desc.device for desc in descs if desc is not None)
+        made = ()
+        if operands is not self.operands:
+            made = tuple(o.describe(dims, parsed, device) for o in self.outputs)
+            for operand, desc in zip(self.outputs, made, strict=True):
+                plans.append(operand.bind(desc, dims, parsed))
+        kept = tuple((a.name, parsed[a.name]) for a in self.attributes if not a.of_output)
+        signature = Signature(self.name, tuple(plans), kept)
+        for rule in self.rules:
+            rule(signature, dims)
+        return Problem(signature, dict(dims), device, made)

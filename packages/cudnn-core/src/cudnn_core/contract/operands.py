@@ -1,0 +1,282 @@
+"""Operand kinds of a contract: matrices with majors, block scale factors in the 128x4 atom layout, scalars.
+
+Each kind knows how to check a TensorDesc (`bind`) and how to describe an output to allocate (`describe`). What it
+found goes into a frozen `OperandPlan`, which is part of the compile key and so holds no extent, stride or pointer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..dtypes import FLOAT4_E2M1FN, FLOAT8_E8M0FNU, FLOAT32, INT8, UINT8, DType
+from ..errors import axes, mismatch, one_of
+from ..tensor_desc import Device, TensorDesc, contiguous_stride, logical_fp4
+from .dims import Dims
+
+ATOM_ROWS, ATOM_BLOCKS = 128, 4
+
+
+@dataclass(frozen=True)
+class OperandPlan:
+    """What a kernel must know of one operand at compile time."""
+
+    name: str
+    dtype: str
+    container: str
+    major: str = ""
+    tma: bool = True
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Common fields. `dims` are the logical axes; an optional operand may be None."""
+
+    name: str
+    dims: tuple[str, ...]
+    output: bool = False
+    optional: bool = False
+    meaning: str = ""
+
+    def bind(self, desc: TensorDesc, dims: Dims, attributes: Mapping[str, Any]) -> OperandPlan:
+        raise NotImplementedError
+
+    def describe(self, dims: Mapping[str, int], attributes: Mapping[str, Any], device: Device):
+        raise NotImplementedError
+
+
+def _check_rank(desc: TensorDesc, dims: tuple[str, ...], name: str) -> None:
+    if len(desc.shape) != len(dims):
+        hint = "add a trailing batch axis of extent 1 (x[..., None])" if len(desc.shape) == 2 else ""
+        expected = f"rank {len(dims)} {axes(dims)}"
+        raise ValueError(mismatch(name, expected, f"shape {tuple(desc.shape)}", hint))
+
+
+def _check_dtype(dtype: DType, allowed: Mapping[str, DType], name: str) -> None:
+    if dtype.name not in allowed:
+        raise ValueError(mismatch(name, f"dtype {one_of(allowed)}", dtype.name))
+
+
+def _named(dtypes: tuple[DType, ...]) -> dict[str, DType]:
+    return {dtype.name: dtype for dtype in dtypes}
+
+
+@dataclass(frozen=True)
+class Matrix(Operand):
+    """A matrix (rows, columns, batch) with one contiguous mode out of `majors`.
+
+    `majors` maps a letter to the axis that is contiguous. FP4 is packed two to a byte along that axis, as
+    float4_e2m1fn_x2 or as a uint8 container of halved extent. `aligned` operands are read by the tensor copy engine:
+    their strides (and the extent of a contiguous contraction axis) must be multiples of 16 bytes.
+    """
+
+    dtypes: tuple[DType, ...] = ()
+    majors: Mapping[str, str] = field(default_factory=dict, hash=False)
+    aligned: bool = False
+    dtype_from: str = ""
+    major_from: str = ""
+    fp4_major: str = ""
+
+    def bind(self, desc: TensorDesc, dims: Dims, attributes: Mapping[str, Any]) -> OperandPlan:
+        label = desc.name or self.name
+        _check_rank(desc, self.dims, label)
+        _check_dtype(desc.dtype, _named(self.dtypes), label)
+        logical = desc
+        if desc.dtype is UINT8:
+            logical = as_logical_fp4(desc, self.dims.index(self.majors[self.fp4_major]), label)
+        for symbol, extent in zip(self.dims, logical.shape, strict=True):
+            dims.bind(symbol, extent, label)
+        major = self._major(logical, attributes.get(self.major_from))
+        tma = self._tma_ready(logical, major)
+        if self.aligned and not tma:
+            raise ValueError(self._alignment_message(logical, major))
+        container = "uint8" if desc.dtype is UINT8 else "native"
+        return OperandPlan(self.name, logical.dtype.name, container, major, tma)
+
+    def _major(self, desc: TensorDesc, wanted: str | None) -> str:
+        """The major whose axis is contiguous. Strides of extent-1 axes are arbitrary and never asked."""
+        candidates = [
+            letter for letter, axis in self.majors.items() if self._admits(desc, self.dims.index(axis))
+        ]
+        if desc.dtype.is_fp4:
+            candidates = [letter for letter in candidates if letter == self.fp4_major]
+        if not candidates:
+            allowed = [self.fp4_major] if desc.dtype.is_fp4 else list(self.majors)
+            layouts = " or ".join(f"{m}-major (stride 1 along {self.majors[m]})" for m in allowed)
+            got = f"shape {tuple(desc.shape)} with strides {tuple(desc.stride)}"
+            raise ValueError(mismatch(desc.name or self.name, layouts, got))
+        return wanted if wanted in candidates else candidates[0]
+
+    def _admits(self, desc: TensorDesc, contiguous: int) -> bool:
+        """Whether the axis has stride 1 and the others do not step inside or against it."""
+        if desc.shape[contiguous] != 1 and desc.stride[contiguous] != 1:
+            return False
+        span = desc.shape[contiguous]
+        for axis, (extent, stride) in enumerate(zip(desc.shape, desc.stride, strict=True)):
+            if axis == contiguous or extent == 1:
+                continue
+            if stride < span:
+                return False
+        return True
+
+    def _tma_ready(self, desc: TensorDesc, major: str) -> bool:
+        """Whether every stride that is used is a multiple of 16 bytes."""
+        quantum = 128 // desc.dtype.bits
+        contiguous = self.dims.index(self.majors[major])
+        if self.majors[major] == "K" and desc.shape[contiguous] % quantum != 0:
+            return False
+        return all(
+            axis == contiguous or extent <= 1 or stride % quantum == 0
+            for axis, (extent, stride) in enumerate(zip(desc.shape, desc.stride, strict=True))
+        )
+
+    def _alignment_message(self, desc: TensorDesc, major: str) -> str:
+        quantum = 128 // desc.dtype.bits
+        axis = self.majors[major]
+        expected = (
+            f"{axis if axis == 'K' else 'strides'} a multiple of 16 bytes "
+            f"({quantum} elements of {desc.dtype.name})"
+        )
+        got = f"{axis} = {desc.shape[self.dims.index(axis)]}, strides {tuple(desc.stride)}"
+        return mismatch(desc.name or self.name, expected, got)
+
+    def describe(self, dims: Mapping[str, int], attributes: Mapping[str, Any], device: Device):
+        """The compact output of the asked dtype and major; FP4 packed along the contiguous axis."""
+        dtype = attributes[self.dtype_from]
+        major = attributes[self.major_from] if self.major_from else next(iter(self.majors))
+        if (dtype.is_fp4 or dtype is UINT8) and major != self.fp4_major:
+            expected = f"{self.fp4_major!r} when {self.name} is FP4"
+            raise ValueError(mismatch(self.major_from, expected, repr(major)))
+        shape = tuple(dims[symbol] for symbol in self.dims)
+        contiguous = self.dims.index(self.majors[major])
+        if dtype is UINT8:
+            shape = _halved(shape, contiguous, self.name, self.dims)
+        elif dtype.is_fp4:
+            _halved(shape, contiguous, self.name, self.dims)
+        order = [contiguous, *(axis for axis in range(len(shape)) if axis != contiguous)]
+        return make_desc(dtype, shape, compact_stride(shape, order), device, self.name)
+
+
+def _halved(shape: tuple[int, ...], axis: int, name: str, dims: tuple[str, ...]):
+    if shape[axis] % 2 != 0:
+        expected = f"an even {dims[axis]} to pack FP4 two to a byte"
+        raise ValueError(mismatch(name, expected, f"{dims[axis]} = {shape[axis]}"))
+    return tuple(extent // 2 if i == axis else extent for i, extent in enumerate(shape))
+
+
+def compact_stride(shape: tuple[int, ...], order: list[int]) -> tuple[int, ...]:
+    """Strides of a compact tensor whose axes, innermost first, are `order`."""
+    stride, step = [0] * len(shape), 1
+    for axis in order:
+        stride[axis] = step
+        step = step * shape[axis]
+    return tuple(stride)
+
+
+def make_desc(dtype: DType, shape, stride, device: Device, name: str) -> TensorDesc:
+    """A TensorDesc whose stride order is left to be derived."""
+    return TensorDesc(dtype, shape, stride, None, device, name=name)
+
+
+def as_logical_fp4(desc: TensorDesc, axis: int, label: str) -> TensorDesc:
+    """A uint8 container read as FP4 packed along `axis`: that extent doubles, the other strides double."""
+    if desc.shape[axis] != 1 and desc.stride[axis] != 1:
+        got = f"shape {tuple(desc.shape)} with strides {tuple(desc.stride)}"
+        raise ValueError(mismatch(label, f"packed FP4 bytes contiguous along axis {axis}", got))
+    shape, stride = logical_fp4(desc.shape, desc.stride, axis)
+    return make_desc(FLOAT4_E2M1FN, shape, stride, desc.device, label)
+
+
+@dataclass(frozen=True)
+class ScaleFactor(Operand):
+    """Block scales of a matrix in 512-byte atoms of 128 rows by 4 blocks (spec core, section 10).
+
+    `dims` are (rows, contraction, batch). Two views of the same bytes are accepted: "logical"
+    (32, 4, R, 4, Q, L) and "physical" (L, R, Q, 32, 4, 4), with R = ceil(rows/128), Q = ceil(contraction/(4*vec)).
+    int8 passes for E8M0 where `int8_is_e8m0`.
+    """
+
+    dtypes: tuple[DType, ...] = ()
+    vec_from: str = "sf_vec_size"
+    int8_is_e8m0: bool = False
+
+    def bind(self, desc: TensorDesc, dims: Dims, attributes: Mapping[str, Any]) -> OperandPlan:
+        allowed = _named(self.dtypes) | ({"int8": INT8} if self.int8_is_e8m0 else {})
+        _check_dtype(desc.dtype, allowed, desc.name or self.name)
+        atoms_r, atoms_q, batch = self.atoms(dims, attributes)
+        logical = (32, 4, atoms_r, 4, atoms_q, batch)
+        physical = (batch, atoms_r, atoms_q, 32, 4, 4)
+        shape = tuple(desc.shape)
+        if len(shape) == 6 and shape == logical and self._strides_ok(desc, logical):
+            form = "logical"
+        elif len(shape) == 6 and shape == physical and self._strides_ok(desc, physical):
+            form = "physical"
+        else:
+            raise ValueError(self._message(desc, logical, physical))
+        dtype = FLOAT8_E8M0FNU if desc.dtype is INT8 else desc.dtype
+        return OperandPlan(self.name, dtype.name, "int8" if desc.dtype is INT8 else "native", form)
+
+    def atoms(self, dims: Mapping[str, int], attributes: Mapping[str, Any]):
+        """(R, Q, L)."""
+        rows, contraction, batch = (dims[symbol] for symbol in self.dims)
+        blocks = -(-contraction // attributes[self.vec_from])
+        return -(-rows // ATOM_ROWS), -(-blocks // ATOM_BLOCKS), batch
+
+    @staticmethod
+    def strides(shape: tuple[int, ...], physical: bool) -> tuple[int, ...]:
+        """The only strides of the layout for a view of this shape."""
+        if physical:
+            return contiguous_stride(shape)
+        _, _, atoms_r, _, atoms_q, _ = shape
+        return (16, 4, 512 * atoms_q, 1, 512, 512 * atoms_q * atoms_r)
+
+    def _strides_ok(self, desc: TensorDesc, shape: tuple[int, ...]) -> bool:
+        expected = self.strides(shape, physical=shape[3] == 32)
+        if any(extent == 0 for extent in shape):
+            return True
+        return all(
+            extent == 1 or got == want
+            for extent, got, want in zip(shape, desc.stride, expected, strict=True)
+        )
+
+    def _message(self, desc: TensorDesc, logical, physical) -> str:
+        expected = (
+            f"shape {logical} with strides {self.strides(logical, False)} "
+            f"or contiguous shape {physical}"
+        )
+        got = f"shape {tuple(desc.shape)} with strides {tuple(desc.stride)}"
+        return mismatch(desc.name or self.name, expected, got, "cudnn.pack_scales makes this layout")
+
+
+@dataclass(frozen=True)
+class ScalarTensor(Operand):
+    """One FP32 number on the device: any rank up to `rank` with all extents 1, seen as (1,) * rank.
+
+    Where the attribute `per_batch_from` says "per_batch" it holds one number a batch, shape (L, 1, ..., 1).
+    `initial` is what an allocated output starts from.
+    """
+
+    rank: int = 3
+    initial: float = 0.0
+    per_batch_from: str = ""
+
+    def shape(self, dims: Mapping[str, int], attributes: Mapping[str, Any]) -> tuple[int, ...]:
+        """The extents seen by kernels."""
+        per_batch = attributes.get(self.per_batch_from) == "per_batch"
+        return (dims["L"] if per_batch else 1, *(1,) * (self.rank - 1))
+
+    def bind(self, desc: TensorDesc, dims: Dims, attributes: Mapping[str, Any]) -> OperandPlan:
+        label = desc.name or self.name
+        if desc.dtype is not FLOAT32:
+            raise ValueError(mismatch(label, "dtype float32", desc.dtype.name))
+        expected = self.shape(dims, attributes)
+        padded = tuple(desc.shape) + (1,) * (self.rank - len(desc.shape))
+        if padded != expected:
+            text = f"float32 of shape {expected} (trailing unit axes may be left out)"
+            raise ValueError(mismatch(label, text, f"shape {tuple(desc.shape)}"))
+        return OperandPlan(self.name, FLOAT32.name, "native")
+
+    def describe(self, dims: Mapping[str, int], attributes: Mapping[str, Any], device: Device):
+        shape = self.shape(dims, attributes)
+        return make_desc(FLOAT32, shape, contiguous_stride(shape), device, self.name)

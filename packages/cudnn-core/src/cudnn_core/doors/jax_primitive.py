@@ -1,0 +1,228 @@
+"""The JAX door: one primitive per Op, generic over contracts.
+
+Abstract evaluation is the contract; on CPU the lowering calls back into the reference engine, on CUDA it is an FFI call
+to the cached executable; `jax.vmap` becomes the batch dimension L. May import jax (reached through the jax adapter alone).
+
+Unbatched operands have the contract's shapes with L = 1. Batched ones are batch-outermost: (L, M, K) for (M, K, L),
+and (L, R, Q, 32, 4, 4) for scale factors as ever; an operand that no vmap maps keeps a batch extent of 1.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from ..contract import Problem, ScalarTensor, ScaleFactor
+from ..dtypes import FLOAT4_E2M1FN, UINT8, DType, as_dtype
+from ..engine import select
+from ..errors import mismatch
+from ..tensor_desc import Device, TensorDesc, contiguous_stride
+from .jax_ffi import cuda_call
+
+if TYPE_CHECKING:
+    from ..op import Op
+
+BATCH = "L"
+
+
+def call(op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> tuple[jax.Array, ...]:
+    """Outputs of the op on JAX arrays or tracers, as a plain tuple."""
+    named = op.named(attributes)
+    static = tuple(
+        (name, UINT8 if value == FLOAT4_E2M1FN else value)
+        for name, value in op.contract.parse_attributes(named).items()
+    )
+    _refuse_unexpressible(op, inputs, dict(static))
+    return tuple(primitive(op).bind(*inputs, attributes=static, batched=False))
+
+
+def _refuse_unexpressible(op: Op, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> None:
+    """JAX arrays are row-major and direct calls take L = 1: say so before anything else."""
+    for operand in op.contract.outputs:
+        major_from = getattr(operand, "major_from", "")
+        if major_from and attributes[major_from] == "m":
+            raise ValueError(mismatch(major_from, "'n' (JAX arrays are row-major)", "'m'"))
+    for operand, x in zip(op.contract.inputs, inputs, strict=True):
+        axis = 0 if isinstance(operand, ScaleFactor) else -1
+        if BATCH in operand.dims and x.ndim >= 3 and x.shape[axis] != 1:
+            expected = "batch extent L = 1 (use jax.vmap for batches)"
+            raise ValueError(mismatch(operand.name, expected, f"shape {tuple(x.shape)}"))
+
+
+@cache
+def primitive(op: Op) -> Primitive:
+    """The op's primitive with its rules."""
+    prim = Primitive(op.short_name)
+    prim.multiple_results = True
+    prim.def_impl(_impl(prim))
+    prim.def_abstract_eval(lambda *avals, **params: _results(op, avals, **params))
+    batching.primitive_batchers[prim] = lambda args, dims, **params: _batch(op, prim, args, dims, **params)
+    mlir.register_lowering(prim, mlir.lower_fun(_on_cpu(op), multiple_results=True), platform="cpu")
+    mlir.register_lowering(prim, mlir.lower_fun(_on_cuda(op), multiple_results=True), platform="cuda")
+    return prim
+
+
+def _impl(prim: Primitive):
+    """Eager calls run the compiled primitive: one jitted function per set of static parameters."""
+
+    @cache
+    def jitted(attributes: tuple, batched: bool):
+        return jax.jit(lambda *args: prim.bind(*args, attributes=attributes, batched=batched))
+
+    def impl(*args: Any, attributes: tuple, batched: bool):
+        return jitted(attributes, batched)(*args)
+
+    return impl
+
+
+def _device(platform: str) -> Device:
+    return Device("cpu") if platform == "cpu" else Device("cuda", 0)
+
+
+def _problem(op: Op, avals, attributes: tuple, batched: bool, platform: str = "cpu") -> Problem:
+    """Bind the contract to JAX shapes."""
+    named = dict(attributes) | ({"batch": "outer", "amax": "per_batch"} if batched else {})
+    device = _device(platform)
+    batch = max((a.shape[0] for a in avals if a.ndim), default=1) if batched else 1
+    descs = [
+        _desc(operand, aval, batched, batch, device)
+        for operand, aval in zip(op.contract.inputs, avals, strict=True)
+    ]
+    return op.contract.bind(descs, named)
+
+
+def _desc(operand, aval, batched: bool, batch: int, device: Device) -> TensorDesc:
+    """Metadata in contract order; an unmapped operand is seen with the common batch extent."""
+    shape, dtype = tuple(aval.shape), as_dtype(np.dtype(aval.dtype), operand.name)
+    if batched:
+        shape = (batch, *shape[1:])
+    stride = contiguous_stride(shape)
+    if batched and not _is_blocked(operand):
+        shape, stride = (*shape[1:], shape[0]), (*stride[1:], stride[0])
+    return TensorDesc(dtype, shape, stride, None, device, name=operand.name)
+
+
+def _results(op: Op, avals, *, attributes: tuple, batched: bool):
+    """Shapes and dtypes of the outputs as JAX sees them."""
+    problem = _problem(op, avals, attributes, batched)
+    results = []
+    for operand, desc in zip(op.contract.outputs, problem.outputs, strict=True):
+        shape = tuple(desc.shape)
+        if batched and not _is_blocked(operand):
+            shape = (shape[-1], *shape[:-1])
+        results.append(jax.core.ShapedArray(shape, desc.dtype.jax()))
+    return results
+
+
+def _is_blocked(operand) -> bool:
+    """Scale factors and scalars carry their batch axis first in both forms; matrices carry it last unbatched."""
+    return isinstance(operand, ScaleFactor | ScalarTensor)
+
+
+def _batch(op: Op, prim: Primitive, args, dims, *, attributes: tuple, batched: bool):
+    """vmap over the primitive: the mapped axis becomes L, or multiplies the L that is there."""
+    moved = [
+        (x, False) if d is batching.not_mapped else (batching.moveaxis(x, d, 0), True)
+        for x, d in zip(args, dims, strict=True)
+    ]
+    merge = _merge_batched if batched else _merge_unbatched
+    outputs = prim.bind(*merge(op, moved), attributes=attributes, batched=True)
+    if batched:
+        size = next(x.shape[0] for x, mapped in moved if mapped)
+        split = [y.reshape(size, y.shape[0] // size, *y.shape[1:]) for y in outputs]
+    else:
+        split = [
+            y[:, None] if _is_blocked(operand) else y[..., None]
+            for operand, y in zip(op.contract.outputs, outputs, strict=True)
+        ]
+    return split, [0] * len(split)
+
+
+def _merge_unbatched(op: Op, moved) -> list[jax.Array]:
+    """(B, M, K, 1) or (M, K, 1) -> (B or 1, M, K); scale factors (B, 1, R, ...) -> (B, R, ...)."""
+    merged = []
+    for operand, (x, mapped) in zip(op.contract.inputs, moved, strict=True):
+        x = x if mapped else x[None]
+        merged.append(x[:, 0] if _is_blocked(operand) else x[..., 0])
+    return merged
+
+
+def _merge_batched(op: Op, moved) -> list[jax.Array]:
+    """(B, L, M, K) or (L, M, K) -> (B * L, M, K); an operand that no vmap maps keeps its extent of 1."""
+    size = next(x.shape[0] for x, mapped in moved if mapped)
+    inner = max(x.shape[1 if mapped else 0] for x, mapped in moved)
+    merged = []
+    for x, mapped in moved:
+        if not mapped and x.shape[0] == 1:
+            merged.append(x)
+            continue
+        x = x if mapped else x[None]
+        full = jnp.broadcast_to(x, (size, inner, *x.shape[2:]))
+        merged.append(full.reshape(size * inner, *x.shape[2:]))
+    return merged
+
+
+def _on_cpu(op: Op):
+    """The CPU lowering: the reference engine behind a host callback."""
+
+    def lowered(*args: jax.Array, attributes: tuple, batched: bool):
+        avals = [jax.core.ShapedArray(x.shape, x.dtype) for x in args]
+        problem = _problem(op, avals, attributes, batched)
+        engine = select(op.engines, problem)
+        run = engine.compile(engine.plan(problem))
+        shapes = _results(op, avals, attributes=attributes, batched=batched)
+
+        def host(*arrays: Any) -> tuple[np.ndarray, ...]:
+            inputs = [np.asarray(x) for x in arrays]
+            outputs = [
+                np.full(s.shape, getattr(operand, "initial", 0), s.dtype)
+                for operand, s in zip(op.contract.outputs, shapes, strict=True)
+            ]
+            run(*_contract_views(op, inputs, outputs, batched), 0)
+            return tuple(outputs)
+
+        results = [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in shapes]
+        return jax.pure_callback(host, tuple(results), *args, vmap_method=None)
+
+    return lowered
+
+
+def _contract_views(op: Op, inputs, outputs, batched: bool) -> list[np.ndarray]:
+    """Views in contract order: the batch axis of matrices last, unmapped operands repeated without a copy."""
+    arrays = [*inputs, *outputs]
+    if not batched:
+        return arrays
+    batch = max(x.shape[0] for x in inputs)
+    views = []
+    for operand, x in zip((*op.contract.inputs, *op.contract.outputs), arrays, strict=True):
+        if x.shape[0] != batch:
+            x = np.broadcast_to(x, (batch, *x.shape[1:]))
+        views.append(x if _is_blocked(operand) else np.moveaxis(x, 0, -1))
+    return views
+
+
+def _on_cuda(op: Op):
+    """The CUDA lowering: an FFI call to the executable of the cached plan, on XLA's stream."""
+
+    def lowered(*args: jax.Array, attributes: tuple, batched: bool):
+        avals = [jax.core.ShapedArray(x.shape, x.dtype) for x in args]
+        problem = _problem(op, avals, attributes, batched, platform="cuda")
+        shapes = _results(op, avals, attributes=attributes, batched=batched)
+        if problem.is_empty:
+            return [jnp.zeros(s.shape, s.dtype) for s in shapes]
+        engine = select(op.engines, problem)
+        initial = {
+            index: jnp.zeros(s.shape, s.dtype)
+            for index, (operand, s) in enumerate(zip(op.contract.outputs, shapes, strict=True))
+            if isinstance(operand, ScalarTensor)
+        }
+        results = [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in shapes]
+        return cuda_call(engine.compile(engine.plan(problem)), args, results, initial)
+
+    return lowered

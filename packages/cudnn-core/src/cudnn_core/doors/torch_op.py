@@ -1,0 +1,111 @@
+"""The torch door: one `torch.library` op per Op, with a fake kernel that is the contract itself.
+
+Used only while compiling, under dispatch modes, or for tensor subclasses; plain eager calls never come here.
+May import torch (this module is reached through the torch adapter alone), the contract and the adapters.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..adapters import adapter_of
+from ..dtypes import DType
+from ..errors import mismatch
+from ..tuple_dict import TupleDict
+
+if TYPE_CHECKING:
+    from ..op import Op
+
+_overloads: dict[str, Any] = {}
+_libraries: dict[str, torch.library.Library] = {}
+_lock = Lock()
+
+
+def register(op: Op) -> None:
+    """Define the op, its kernels for CPU and CUDA and its fake kernel. A second call does nothing."""
+    qualified = f"{op.namespace}::{op.short_name}"
+    with _lock:
+        if qualified in _overloads:
+            return
+        if op.namespace not in _libraries:
+            _libraries[op.namespace] = torch.library.Library(op.namespace, "FRAGMENT")
+        library = _libraries[op.namespace]
+        library.define(f"{op.short_name}{schema(op)}", tags=(torch.Tag.pt2_compliant_tag,))
+        kernel = _kernel(op)
+        library.impl(op.short_name, kernel, "CPU")
+        library.impl(op.short_name, kernel, "CUDA")
+        torch.library.register_fake(qualified, _fake(op), lib=library)
+        _overloads[qualified] = getattr(getattr(torch.ops, op.namespace), op.short_name).default
+
+
+# Lets dynamo run the registration natively when it first meets the op inside a compiled region.
+register._dynamo_marked_constant = True
+
+
+def call(op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...], stream: Any) -> TupleDict:
+    """Call the registered op and build the TupleDict outside of the graph."""
+    if stream is not None:
+        expected = "None inside torch.compile, under dispatch modes and with tensor subclasses"
+        raise ValueError(mismatch("stream", expected, repr(stream)))
+    register(op)
+    target = getattr(getattr(torch.ops, op.namespace), op.short_name)
+    outputs = target(*inputs, *op.plain_attributes(attributes))
+    return TupleDict(zip(op.output_names, outputs, strict=True))
+
+
+def schema(op: Op) -> str:
+    """``(Tensor a, ..., str c_major="n", ...) -> (Tensor, Tensor)`` from the contract."""
+    arguments = [
+        f"Tensor{'?' if o.optional else ''} {o.name}" for o in op.contract.inputs
+    ]
+    for attribute in op.contract.attributes:
+        kind, default = _schema_type(attribute.default)
+        arguments.append(f"{kind} {attribute.name}={default}")
+    results = ", ".join("Tensor" for _ in op.contract.outputs)
+    return f"({', '.join(arguments)}) -> ({results})"
+
+
+def _schema_type(default: Any) -> tuple[str, str]:
+    """The schema's type and default for an attribute, from its default value."""
+    if isinstance(default, DType):
+        return "str", f'"{default.name}"'
+    if isinstance(default, bool):
+        return "bool", str(default)
+    if isinstance(default, int):
+        return "int", str(default)
+    if isinstance(default, float):
+        return "float", repr(default)
+    if isinstance(default, str):
+        return "str", f'"{default}"'
+    if default is None:
+        return "int[]?", "None"
+    raise TypeError(f"no torch schema type for the default {default!r}")
+
+
+def _split(op: Op, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    count = len(op.contract.inputs)
+    attributes = (tuple(v) if isinstance(v, list) else v for v in arguments[count:])
+    return arguments[:count], tuple(attributes)
+
+
+def _kernel(op: Op):
+    def kernel(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        inputs, attributes = _split(op, arguments)
+        return tuple(op.call_plain(inputs, attributes))
+
+    return kernel
+
+
+def _fake(op: Op):
+    def fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        inputs, attributes = _split(op, arguments)
+        adapter = adapter_of(inputs[0])
+        names = (operand.name for operand in op.contract.inputs)
+        descs = [adapter.describe(x, name) for name, x in zip(names, inputs, strict=True)]
+        problem = op.contract.bind(descs, op.named(attributes))
+        return tuple(adapter.empty(desc) for desc in problem.outputs)
+
+    return fake

@@ -1,0 +1,138 @@
+"""Engines: who can run a Problem. Selection follows the device; a refusal names every engine and its reason.
+
+May import plan, contract types, device_info and the compile cache; never a framework or an op.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
+
+from .contract import Problem, Signature
+from .device_info import device_info
+from .plan import Plan
+from .tensor_desc import Device
+
+
+class Executable(Protocol):
+    """A compiled Plan: called with inputs, outputs, workspaces, then the stream handle."""
+
+    def __call__(self, *arguments: Any) -> None: ...
+
+
+class Engine(ABC):
+    """One way of running an op."""
+
+    name: str
+    platform: str
+
+    @abstractmethod
+    def why_not(self, problem: Problem) -> str | None:
+        """None if this engine runs the problem, otherwise the reason, in a sentence for users."""
+
+    @abstractmethod
+    def why_not_device(self, device: Device) -> str | None:
+        """None if this engine runs on the device, otherwise the reason."""
+
+    @abstractmethod
+    def plan(self, problem: Problem) -> Plan:
+        """The compile key, tile included, that this engine chooses for the problem."""
+
+    @abstractmethod
+    def compile(self, plan: Plan) -> Executable:
+        """The executable of a plan, from the cache or freshly compiled."""
+
+
+class ReferenceEngine(Engine):
+    """NumPy on the host: the executable specification.
+
+    function(signature, *arrays): NumPy arrays in contract order, inputs then outputs (written in place).
+    """
+
+    name = "reference"
+    platform = "cpu"
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def why_not(self, problem: Problem) -> str | None:
+        return None
+
+    def why_not_device(self, device: Device) -> str | None:
+        return None if device.type == "cpu" else "it runs on host arrays only"
+
+    def plan(self, problem: Problem) -> Plan:
+        return Plan(problem.signature.op, self.name, "", problem.signature)
+
+    def compile(self, plan: Plan) -> Executable:
+        signature: Signature = plan.config
+
+        def run(*arguments: Any) -> None:
+            *arrays, _stream = arguments
+            self._function(signature, *arrays)
+
+        return run
+
+
+class HopperEngine(Engine):
+    """CuTe DSL kernels for compute capability 9.x.
+
+    configure(problem) chooses the kernel configuration (a frozen dataclass, tile included); why_not(problem) declines
+    what no kernel serves; source(plan) makes the cache's KernelSource. All three come from the op's file.
+    """
+
+    name = "hopper"
+    platform = "cuda"
+    arch = "sm_90a"
+
+    def __init__(
+        self,
+        configure: Callable[[Problem], Hashable],
+        source: Callable[[Plan], Any],
+        why_not: Callable[[Problem], str | None] = lambda problem: None,
+    ) -> None:
+        self._configure = configure
+        self._source = source
+        self._why_not = why_not
+
+    def why_not(self, problem: Problem) -> str | None:
+        return self._why_not(problem)
+
+    def why_not_device(self, device: Device) -> str | None:
+        if device.type != "cuda":
+            return "it needs a CUDA device"
+        major, minor = device_info(device.index or 0).compute_capability
+        if major != 9:
+            return f"it needs compute capability 9.x (H100, H200), {device} has {major}.{minor}"
+        return None
+
+    def plan(self, problem: Problem) -> Plan:
+        return Plan(problem.signature.op, self.name, self.arch, self._configure(problem))
+
+    def source(self, plan: Plan) -> Any:
+        """What the compile cache needs to build this plan."""
+        return self._source(plan)
+
+    def compile(self, plan: Plan) -> Executable:
+        from . import cache
+
+        return cache.get(self._source(plan))
+
+
+def select(engines: Sequence[Engine], problem: Problem) -> Engine:
+    """The first engine that runs the problem where its arrays live.
+
+    RuntimeError if no engine runs on the device; NotImplementedError if one does but declines the problem.
+    """
+    declined, fits_device = [], False
+    for engine in engines:
+        reason = engine.why_not_device(problem.device)
+        if reason is None:
+            fits_device = True
+            reason = engine.why_not(problem)
+            if reason is None:
+                return engine
+        declined.append(f"{engine.name}: {reason}")
+    message = f"{problem.signature.op}: no engine runs this on {problem.device} ({'; '.join(declined)})"
+    raise NotImplementedError(message) if fits_device else RuntimeError(message)

@@ -1,0 +1,225 @@
+"""Op: one operation behind all its doors. Wrapper calls, classes, torch ops and JAX primitives meet here.
+
+A call is described once, bound by the contract, given to an engine and remembered: the next call with the same tensor
+metadata goes straight to the executable. May import contract, engine, adapters and doors; no kernel, no framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any
+
+from .adapters import adapter_of, common
+from .adapters.base import Adapter
+from .api_base import APIBase
+from .contract import Contract, Problem, ScalarTensor
+from .dtypes import DType
+from .engine import Engine, select
+from .errors import mismatch
+from .tensor_desc import TensorDesc, canonical_stride
+from .tuple_dict import TupleDict
+
+REMEMBERED_CALLS = 4096
+
+
+class Prepared:
+    """A bound problem on one adapter: allocates its outputs and launches. Holds no tensor."""
+
+    __slots__ = ("adapter", "allocate", "device", "executable", "launch", "names", "problem")
+
+    def __init__(self, op: Op, adapter: Adapter, problem: Problem) -> None:
+        engine = select(op.engines, problem)
+        self.adapter = adapter
+        self.problem = problem
+        self.device = problem.device
+        self.names = op.output_names
+        self.executable = engine.compile(engine.plan(problem))
+        self.launch = launcher(op, adapter, problem, engine, self.executable)
+        self.allocate = tuple(
+            adapter.allocator(desc, getattr(operand, "initial", None))
+            for operand, desc in zip(op.contract.outputs, problem.outputs, strict=True)
+        )
+
+    def __call__(self, inputs: Sequence[Any], stream: Any) -> TupleDict:
+        if stream is None:
+            outputs = [make() for make in self.allocate]
+            self.launch((*inputs, *outputs), None)
+        else:
+            with self.adapter.on_stream(stream, self.device):
+                outputs = [make() for make in self.allocate]
+                self.launch((*inputs, *outputs), stream)
+        return TupleDict(zip(self.names, outputs, strict=True))
+
+
+def launcher(
+    op: Op, adapter: Adapter, problem: Problem, engine: Engine, executable: Callable[..., None]
+) -> Callable[[Sequence[Any], Any], None]:
+    """launch(tensors, stream): the shortest way from tensors of this adapter to the executable."""
+    if engine.platform == "cpu":
+
+        def launch(tensors: Sequence[Any], stream: Any) -> None:
+            executable(*map(adapter.to_numpy, tensors), 0)
+
+    elif problem.is_empty:
+
+        def launch(tensors: Sequence[Any], stream: Any) -> None:
+            with adapter.on_stream(stream, problem.device):
+                op.fill_empty(adapter, tensors[len(op.contract.inputs) :])
+
+    else:
+        launch = adapter.launcher(executable, problem.device)
+    return launch
+
+
+class Op:
+    """contract + engines. `namespace` and `short_name` spell the torch op: ``namespace::short_name``."""
+
+    def __init__(
+        self, contract: Contract, engines: Sequence[Engine], namespace: str, short_name: str
+    ) -> None:
+        self.contract = contract
+        self.engines = tuple(engines)
+        self.namespace = namespace
+        self.short_name = short_name
+        self._attribute_names = tuple(a.name for a in contract.attributes)
+        self._input_names = tuple(o.name for o in contract.inputs)
+        self.output_names = tuple(o.name for o in contract.outputs)
+        self._prepared: dict[Any, Prepared] = {}
+        self._lock = Lock()
+
+    def __call__(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...], stream: Any = None):
+        """The wrapper door: TupleDict of fresh outputs. `attributes` in contract order."""
+        adapter = adapter_of(inputs[0])
+        if adapter is not None and adapter.needs_op(inputs):
+            return adapter.op_door(self, inputs, attributes, stream)
+        try:
+            key = (attributes, *map(adapter.metadata, inputs))
+            prepared = self._prepared.get(key)
+        except (AttributeError, TypeError):
+            # An argument that is no tensor of this adapter, or an unhashable option: the slow way says which.
+            key = prepared = None
+        if prepared is None:
+            prepared = self.prepare(inputs, attributes, key)
+        return prepared(inputs, stream)
+
+    def call_plain(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> TupleDict:
+        """The wrapper door for plain tensors of any framework but JAX, on the current stream."""
+        key = (attributes, *map(adapter_of(inputs[0]).metadata, inputs))
+        prepared = self._prepared.get(key) or self.prepare(inputs, attributes, key)
+        return prepared(inputs, None)
+
+    def plain_attributes(self, attributes: Sequence[Any]) -> tuple[Any, ...]:
+        """All attributes, canonical, as numbers, strings, tuples and None: what a graph can carry."""
+        parsed = self.contract.parse_attributes(self.named(attributes))
+        return tuple(v.name if isinstance(v, DType) else v for v in parsed.values())
+
+    def named(self, attributes: Sequence[Any]) -> dict[str, Any]:
+        """Attributes in contract order as a mapping; missing trailing ones take their defaults."""
+        return dict(zip(self._attribute_names, attributes, strict=False))
+
+    def prepare(self, inputs: Sequence[Any], attributes: Sequence[Any], key: Any = None) -> Prepared:
+        """Bind, select, compile or load; remembered under `key`, the oldest call forgotten beyond a bound."""
+        adapter, _ = common(dict(zip(self._input_names, inputs, strict=True)))
+        descs = [
+            adapter.describe(x, name) for name, x in zip(self._input_names, inputs, strict=True)
+        ]
+        prepared = Prepared(self, adapter, self.contract.bind(descs, self.named(attributes)))
+        if key is not None:
+            with self._lock:
+                while len(self._prepared) >= REMEMBERED_CALLS:
+                    del self._prepared[next(iter(self._prepared))]
+                self._prepared[key] = prepared
+        return prepared
+
+    def fill_empty(self, adapter: Adapter, outputs: Sequence[Any]) -> None:
+        """Outputs of a problem with an extent of 0: matrices are zero, reductions keep prior content, at least 0."""
+        for operand, output in zip(self.contract.outputs, outputs, strict=True):
+            if isinstance(operand, ScalarTensor):
+                adapter.clamp_min(output, 0.0)
+            else:
+                adapter.zero(output)
+
+    def forget(self) -> None:
+        """Drop remembered calls; compiled kernels stay in the compile cache."""
+        with self._lock:
+            self._prepared.clear()
+
+
+class OpClass(APIBase):
+    """The class door: samples give metadata, `execute` writes into the caller's tensors.
+
+    Subclasses set `op` and spell constructor and execute. Tensors given to execute must match the samples in dtype,
+    shape and strides (strides of extent-1 axes are free); scalars may leave out unit axes.
+    """
+
+    op: Op
+
+    def __init__(self, samples: dict[str, Any], attributes: dict[str, Any]) -> None:
+        super().__init__()
+        adapter, _ = common({name: x for name, x in samples.items() if x is not None})
+        self._descs = tuple(
+            None if x is None else adapter.describe(x, name) for name, x in samples.items()
+        )
+        self._attributes = attributes
+        self._launch = None
+        self._problem: Problem | None = None
+
+    def check_support(self) -> bool:
+        """True, or ValueError / NotImplementedError for the tensors, RuntimeError for the device."""
+        self._problem = self.op.contract.bind(self._descs, self._attributes)
+        select(self.op.engines, self._problem)
+        self._is_supported = True
+        return True
+
+    def compile(self) -> None:
+        """Fetch or build the executable; a second call does nothing."""
+        if self._launch is not None:
+            return
+        self._ensure_support_checked()
+        engine = select(self.op.engines, self._problem)
+        self._engine = engine
+        self._executable = engine.compile(engine.plan(self._problem))
+        self._scalars = tuple(
+            (i, operand.rank)
+            for i, operand in enumerate(self.op.contract.operands)
+            if isinstance(operand, ScalarTensor)
+        )
+        self._expected = tuple(
+            None if d is None else (tuple(d.shape), canonical_stride(d.shape, d.stride), d.dtype)
+            for d in self._descs
+        )
+        self._launch = {}
+
+    def _run(self, tensors: tuple[Any, ...], stream: Any) -> None:
+        if self._launch is None:
+            raise RuntimeError(f"{type(self).__name__}.execute: call compile() first")
+        adapter = adapter_of(tensors[0])
+        if self._engine.platform == "cpu" or adapter is None:
+            self._verify(tensors)
+        for index, rank in self._scalars:
+            if tensors[index] is not None and tensors[index].ndim != rank:
+                shape = tuple(tensors[index].shape) + (1,) * (rank - tensors[index].ndim)
+                tensors = (*tensors[:index], tensors[index].reshape(shape), *tensors[index + 1 :])
+        launch = self._launch.get(adapter)
+        if launch is None:
+            launch = launcher(self.op, adapter, self._problem, self._engine, self._executable)
+            self._launch[adapter] = launch
+        launch(tensors, stream)
+
+    def _verify(self, tensors: Sequence[Any]) -> None:
+        """ValueError unless every tensor has its sample's metadata."""
+        names = [operand.name for operand in self.op.contract.operands]
+        adapter, _ = common({n: x for n, x in zip(names, tensors, strict=True) if x is not None})
+        for name, x, want in zip(names, tensors, self._expected, strict=True):
+            if (x is None) != (want is None):
+                expected = "no tensor (none was declared)" if want is None else "a tensor"
+                raise ValueError(mismatch(name, expected, "None" if x is None else "a tensor"))
+            if x is None:
+                continue
+            desc: TensorDesc = adapter.describe(x, name)
+            got = (tuple(desc.shape), canonical_stride(desc.shape, desc.stride), desc.dtype)
+            if got != want:
+                expected = f"shape {want[0]}, strides {want[1]}, {want[2].name} (the sample's)"
+                came = f"shape {got[0]}, strides {tuple(desc.stride)}, {got[2].name}"
+                raise ValueError(mismatch(name, expected, came))

@@ -1,0 +1,106 @@
+"""Frameworks behind one interface, found by the type of an argument. Imports none; looks only at loaded ones."""
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from .base import Adapter
+from ..tensor_desc import Device, TensorDesc
+
+__all__ = ["Adapter", "adapter_of", "common"]
+
+_CLASSES = {
+    "torch": ("cudnn_core.adapters.torch", "TorchAdapter"),
+    "jax": ("cudnn_core.adapters.jax", "JaxAdapter"),
+    "numpy": ("cudnn_core.adapters.numpy", "NumpyAdapter"),
+    "metadata": ("cudnn_core.adapters.metadata", "MetadataAdapter"),
+}
+_by_name: dict[str, Adapter] = {}
+_by_type: dict[type, Adapter] = {}
+
+
+def adapter_of(x: Any) -> Adapter | None:
+    """The adapter of an array, by its type; None for what is no array."""
+    found = _by_type.get(type(x))
+    if found is None:
+        name = _framework(x)
+        if name is None:
+            return None
+        found = _by_type[type(x)] = _adapter(name)
+    return found
+
+
+def common(
+    named: Mapping[str, Any], what: str, *, allow_metadata: bool = False
+) -> tuple[Adapter, Device]:
+    """The one adapter and device of a call's arrays; None entries are absent operands.
+
+    what: the operation, for messages. allow_metadata: TensorDesc and foreign array types may stand for arrays; the
+    adapter of real arrays wins over theirs.
+    `TypeError` for what is no array; `ValueError` for mixed frameworks or devices, and for unsupported ones. The
+    device "unknown" (a JAX tracer's) agrees with every other.
+    """
+    adapter = first = device = placed = None
+    for name, x in named.items():
+        if x is None:
+            continue
+        found = adapter_of(x)
+        if found is None:
+            raise TypeError(f"{what}: {name}: expected a tensor, got {_came(x)}")
+        if found.name != "metadata":
+            if adapter is None:
+                adapter, first = found, name
+            elif found is not adapter:
+                raise ValueError(
+                    f"{what}: {name}: expected a {adapter.name} array, as {first} is, got a {found.name} array"
+                )
+        elif not allow_metadata:
+            raise ValueError(
+                f"{what}: {name}: expected a torch, JAX or NumPy array, got {_came(x)}, which holds no "
+                f"data that this operation can use"
+            )
+        where = found.device(x)
+        if device is None or device.type == "unknown":
+            device, placed = where, name
+        elif where != device and where.type != "unknown":
+            raise ValueError(f"{what}: {name}: expected it on {device}, as {placed} is, got {where}")
+    if device is None:
+        raise TypeError(f"{what}: expected a tensor in one of {', '.join(named)}, got none")
+    return adapter or _adapter("metadata"), device
+
+
+def _came(x: Any) -> str:
+    kind = type(x)
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    return f"{x!r} ({name})" if isinstance(x, (int, float, str)) else f"an object of type {name}"
+
+
+def _adapter(name: str) -> Adapter:
+    found = _by_name.get(name)
+    if found is None:
+        module, attribute = _CLASSES[name]
+        made = getattr(importlib.import_module(module), attribute)()
+        found = _by_name.setdefault(name, made)  # two threads at once must agree on one
+    return found
+
+
+def _framework(x: Any) -> str | None:
+    torch = sys.modules.get("torch")
+    # A partly imported torch (another thread is importing it) has no Tensor yet.
+    if torch is not None and isinstance(x, getattr(torch, "Tensor", ())):
+        return "torch"
+    looks_like_array = hasattr(x, "shape") and hasattr(x, "dtype")
+    if looks_like_array and type(x).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        return "jax"
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        if isinstance(x, numpy.ndarray):
+            return "numpy"
+        if isinstance(x, numpy.generic):
+            return None  # a scalar, although it has a shape
+    if isinstance(x, TensorDesc) or looks_like_array:
+        return "metadata"
+    return None

@@ -1,0 +1,132 @@
+"""What the rest of the code may ask of a framework. Imports no framework."""
+
+import abc
+import contextlib
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, ClassVar
+
+from .. import streams
+from ..dtypes import FLOAT4_E2M1FN, UINT8, DType
+from ..tensor_desc import Device, TensorDesc, physical_fp4
+
+__all__ = ["NOTHING_TO_GUARD", "Adapter", "container", "element", "refuse_unpacked_fp4"]
+
+NOTHING_TO_GUARD = contextlib.nullcontext()
+
+
+def container(desc: TensorDesc, *, packed_dtype: bool) -> tuple[Any, tuple, tuple]:
+    """(dtype, shape, stride) of the array that stores `desc`: FP4 codes come two in a byte.
+
+    packed_dtype: the framework has a dtype for packed FP4; otherwise, and for descriptors that ask for it, the
+    bytes are uint8.
+    """
+    if not desc.dtype.is_fp4:
+        return desc.dtype, desc.shape, desc.stride
+    shape, stride = physical_fp4(desc.shape, desc.stride)
+    native = packed_dtype and not desc.interpret_uint8_as_fp4x2
+    return (desc.dtype if native else UINT8), shape, stride
+
+
+def element(dtype: DType, value: float) -> Any:
+    """`value` as one NumPy element of the container of `dtype`: for FP4, a byte with the code twice."""
+    import numpy as np
+
+    converted = np.asarray(value).astype(dtype.numpy())
+    return converted.view(np.uint8) * np.uint8(0x11) if dtype.is_fp4 else converted
+
+
+def refuse_unpacked_fp4(dtype: DType, name: str) -> None:
+    """`ValueError` for an array with one FP4 code a byte, which no operation takes."""
+    if dtype is FLOAT4_E2M1FN:
+        raise ValueError(
+            f"{name or 'array'}: expected packed FP4, a uint8 array with two codes in a byte, got an "
+            f"unpacked float4_e2m1fn array; cudnn.quantize makes packed ones"
+        )
+
+
+class Adapter(abc.ABC):
+    """One framework. Stateless; there is one instance of each subclass.
+
+    Streams are plain integer handles. Every method that takes an array takes only arrays of this framework.
+    """
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def describe(self, x: Any, name: str = "") -> TensorDesc:
+        """Logical metadata. Packed FP4 is described in codes; uint8 stays uint8, as the array shows it."""
+
+    @abc.abstractmethod
+    def metadata(self, x: Any) -> Hashable:
+        """What `describe` depends on, as a key that is cheap to make: dtype, shape, strides, device."""
+
+    def key(self, arrays: Iterable[Any]) -> tuple:
+        """`metadata` of several arrays, with the cost of one call."""
+        return tuple(self.metadata(x) for x in arrays)
+
+    @abc.abstractmethod
+    def device(self, x: Any) -> Device:
+        """Where `x` lives."""
+
+    @abc.abstractmethod
+    def allocator(self, desc: TensorDesc) -> Callable[[], Any]:
+        """A function that makes uninitialized arrays with exactly the metadata of `desc`.
+
+        `ValueError` now, not later, when the framework has no such array.
+        """
+
+    def empty(self, desc: TensorDesc) -> Any:
+        """One uninitialized array with exactly the metadata of `desc`."""
+        return self.allocator(desc)()
+
+    @abc.abstractmethod
+    def full(self, desc: TensorDesc, value: float) -> Any:
+        """An array like `empty`'s with every element equal to `value`."""
+
+    @abc.abstractmethod
+    def data_pointer(self, x: Any) -> int:
+        """Address of the first element, valid while `x` is alive."""
+
+    @abc.abstractmethod
+    def to_numpy(self, x: Any) -> Any:
+        """A NumPy array over the memory of the CPU array `x`: never a copy, writable where `x` is.
+
+        Packed FP4 comes as uint8. `ValueError` for an array elsewhere: nothing is copied to the host unasked.
+        """
+
+    def version(self, x: Any) -> int:
+        """A counter that grows when `x` is written through its framework; 0 where there is none."""
+        return 0
+
+    def current_stream(self, device: Device) -> int:
+        """Handle of the stream on which the framework now queues work."""
+        return 0
+
+    def stream_handle(self, stream: Any, device: Device, argument: str = "stream") -> int:
+        """Handle of a stream argument (see `streams.handle_of`); None is the current stream."""
+        if stream is None:
+            return self.current_stream(device)
+        return streams.handle_of(stream, device, argument)
+
+    def guard(self, device: Device) -> contextlib.AbstractContextManager:
+        """Makes `device` current inside the context; does nothing when it is."""
+        return NOTHING_TO_GUARD
+
+    def on_stream(self, handle: int, device: Device) -> contextlib.AbstractContextManager:
+        """Makes the stream current, so that what is allocated inside belongs to it."""
+        return NOTHING_TO_GUARD
+
+    def keep_alive(self, arrays: Iterable[Any], handle: int) -> None:  # noqa: B027 - optional
+        """Tells the allocator that work queued on the stream uses `arrays`, which may be dropped before."""
+
+    def is_traced(self, x: Any) -> bool:
+        """Whether `x` stands for a value inside a program that the framework is recording."""
+        return False
+
+    def is_subclass(self, x: Any) -> bool:
+        """Whether `x` has a type of its own that wants to see every operation on it."""
+        return False
+
+    def deterministic(self) -> tuple[bool, bool]:
+        """(deterministic algorithms are asked for, only warn where there is none)."""
+        return False, False

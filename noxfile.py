@@ -5,6 +5,7 @@ after `--` go to pytest. Environments are made by uv from the workspace's own re
 package's tests see that package, cudnn-core and the groups named here, and nothing else.
 """
 
+import os
 import shutil
 from pathlib import Path
 
@@ -147,7 +148,7 @@ def test_wheel(session, folder, dist, package, siblings, tests):
     found = [wheel for wheel in dist.glob("*.whl") if wheel.name.split("-")[0] in stems]
     if len(found) != len(siblings):
         session.error(f"expected one wheel of each of {sorted(siblings)}, found {found}")
-    python = venv / ("Scripts/python.exe" if shutil.os.name == "nt" else "bin/python")
+    python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     session.run("uv", "venv", "--python", session.virtualenv.location, str(venv), external=True)
     # Versions come from the committed export; the groups only say which tools a test run needs.
     session.run(

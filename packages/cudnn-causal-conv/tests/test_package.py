@@ -23,5 +23,6 @@ def test_version_is_cores():
 
 @pytest.mark.parametrize("name", sorted(cudnn_causal_conv.COMING))
 def test_coming_name_says_where_it_will_be(name):
-    with pytest.raises(NotImplementedError, match=f"{name} is not built yet: .* cudnn-causal-conv"):
+    text = f"{name} is not built yet: .* cudnn-causal-conv"
+    with pytest.raises(NotImplementedError, match=text):
         getattr(cudnn_causal_conv, name)

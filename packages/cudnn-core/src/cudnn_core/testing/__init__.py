@@ -1,0 +1,1 @@
+"""Helpers that the packages' tests share; no part of the public API."""

@@ -1,0 +1,1 @@
+"""`cudnn.gemm`: upstream's module paths lead through here."""

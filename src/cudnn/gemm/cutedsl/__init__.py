@@ -1,0 +1,1 @@
+"""`cudnn.gemm.cutedsl`: upstream's module paths lead through here."""

@@ -1,0 +1,1 @@
+"""`cudnn.gemm.cutedsl.dense`: one module for each dense operation, as upstream has them."""

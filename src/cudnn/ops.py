@@ -1,0 +1,42 @@
+"""`cudnn.ops`: operations that upstream keeps out of the top level, the convolutions first.
+
+May import `cudnn_core.lazy` and the packages' tables of names; needs no framework.
+"""
+
+import cudnn
+import cudnn_attention
+import cudnn_causal_conv
+from cudnn_core.lazy import attach
+
+NAMES = {**cudnn_causal_conv.NAMES}
+
+_UNPLANNED = cudnn.UNPLANNED["NSA"]
+_NVFP4 = (
+    "conversions with upstream's signature are coming to the package cudnn-core; "
+    "cudnn.quantize(x, 'nvfp4') does the work today"
+)
+
+COMING = {
+    **cudnn_causal_conv.COMING,
+    **{
+        name: why
+        for name, why in cudnn_attention.COMING.items()
+        if name.startswith("block_sparse_attention_")
+    },
+    **dict.fromkeys(
+        ("block_sparse_attention_forward_jax", "block_sparse_attention_backward_jax"),
+        cudnn_attention.COMING["BSA"],
+    ),
+    **dict.fromkeys(
+        (
+            "Nvfp4BlockScaleQuantizer",
+            "Nvfp4BlockScaleDequantizer",
+            "nvfp4_block_scale_quantize",
+            "nvfp4_block_scale_dequantize",
+        ),
+        _NVFP4,
+    ),
+    **dict.fromkeys(("causal_conv1d_nwh", "b2b_causal_conv1d", "fft_causal_conv1d"), _UNPLANNED),
+}
+
+__getattr__, __dir__ = attach(__name__, NAMES, coming=COMING)

@@ -1,0 +1,100 @@
+"""Layers: imports point one way only (design: functions, contract, engine, kernels)."""
+
+import pytest
+from source import ROOT, imports, module_name, sources
+
+FAMILIES = (
+    "cudnn_attention",
+    "cudnn_causal_conv",
+    "cudnn_gemm_dense",
+    "cudnn_gemm_grouped",
+    "cudnn_proj_rope",
+)
+CORE = "cudnn_core"
+
+# What stands above the contract; nothing below it may know these.
+_UPPER = ("op", "doors", "cli", "jax_bridge", "testing")
+_MIDDLE = ("contract", "engine", "plan", "api_base", *_UPPER)
+
+# A folder or module of core -> the parts of core it must not import.
+BELOW = {
+    "lazy": (*_MIDDLE, "adapters", "cache", "formats", "hopper", "jit", "dtypes"),
+    "tuple_dict": (*_MIDDLE, "adapters", "cache", "formats", "hopper", "jit"),
+    "errors": (*_MIDDLE, "adapters", "cache", "formats", "hopper", "jit"),
+    "dtypes": (*_MIDDLE, "adapters", "cache", "formats", "hopper", "jit"),
+    "tensor_desc": (*_MIDDLE, "adapters", "cache", "formats", "hopper", "jit"),
+    "env": (*_MIDDLE, "adapters", "cache", "formats", "hopper", "jit"),
+    # Leaves: an adapter describes and allocates arrays and knows nothing of operations.
+    "adapters": (*_MIDDLE, "cache", "formats", "hopper", "jit"),
+    # Device code: kernels know no operation, no array framework, no cache.
+    "hopper": (*_MIDDLE, "adapters", "cache", "formats"),
+    "cache": (*_UPPER, "adapters", "formats", "hopper"),
+    "contract": (*_UPPER, "cache", "formats", "hopper", "jit"),
+    "plan": (*_UPPER, "adapters", "cache", "formats", "hopper", "jit"),
+}
+
+# Frameworks are known to the adapters, to the doors made for one, and to what reports on the
+# installation. `doctor` and `demo` ask for versions, so the command line is among them.
+FRAMEWORK_HOMES = {
+    "torch": ("adapters.torch", "doors.torch_op", "formats.torch", "formats.kernels", "cli"),
+    "jax": ("adapters.jax", "doors.jax_primitive", "formats.jax", "jax_bridge", "cli"),
+}
+
+SOURCES = sources()
+
+
+def within(name, root):
+    return name == root or name.startswith(f"{root}.")
+
+
+def top(path):
+    return module_name(path).partition(".")[0]
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if top(p) in FAMILIES], ids=str)
+def test_family_imports_core_only(path):
+    others = {*FAMILIES, "cudnn"} - {top(path)}
+    assert not {name for name in imports(path) if name.partition(".")[0] in others}
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if top(p) == CORE], ids=str)
+def test_core_imports_no_family(path):
+    assert not {name for name in imports(path) if name.partition(".")[0] in {*FAMILIES, "cudnn"}}
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if top(p) == CORE], ids=str)
+def test_core_layers(path):
+    own = module_name(path).removeprefix(f"{CORE}.")
+    for layer, forbidden in BELOW.items():
+        if within(own, layer):
+            used = {n for n in imports(path) for f in forbidden if within(n, f"{CORE}.{f}")}
+            assert not used, f"{own} stands below {sorted(used)}"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORK_HOMES)
+def test_framework_is_known_to_its_homes_only(framework):
+    homes = [f"{CORE}.{home}" for home in FRAMEWORK_HOMES[framework]]
+    strangers = [
+        str(path)
+        for path in SOURCES
+        if any(within(name, framework) for name in imports(path))
+        and not any(within(module_name(path), home) for home in homes)
+    ]
+    assert strangers == []
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if "hopper" in p.parts], ids=str)
+def test_skeleton_names_no_operation(path):
+    operations = [p.stem for p in SOURCES if top(p) in FAMILIES and p.stem != "__init__"]
+    text = (ROOT / path).read_text()
+    named = [op for op in operations if f"gemm_{op}" in text or f"{op}_wrapper" in text]
+    assert named == []
+
+
+def test_layers_that_are_ruled_on_exist():
+    parts = {
+        module_name(path).split(".")[1]
+        for path in SOURCES
+        if path.name != "__init__.py" and top(path) == CORE
+    }
+    assert set(BELOW) <= parts, "a rule about a module that is gone"

@@ -6,7 +6,10 @@ metadata goes straight to the executable. May import contract, engine, adapters 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -17,7 +20,7 @@ from .contract import Contract, Problem, ScalarTensor
 from .dtypes import DType
 from .engine import Engine, select
 from .errors import mismatch
-from .tensor_desc import TensorDesc, canonical_stride
+from .tensor_desc import canonical_stride
 from .tuple_dict import TupleDict
 
 REMEMBERED_CALLS = 4096
@@ -37,7 +40,9 @@ class Prepared:
         self.executable = engine.compile(engine.plan(problem))
         self.launch = launcher(op, adapter, problem, engine, self.executable)
         self.allocate = tuple(
-            adapter.allocator(desc, getattr(operand, "initial", None))
+            partial(adapter.full, desc, operand.initial)
+            if isinstance(operand, ScalarTensor)
+            else adapter.allocator(desc)
             for operand, desc in zip(op.contract.outputs, problem.outputs, strict=True)
         )
 
@@ -46,9 +51,11 @@ class Prepared:
             outputs = [make() for make in self.allocate]
             self.launch((*inputs, *outputs), None)
         else:
-            with self.adapter.on_stream(stream, self.device):
+            handle = self.adapter.stream_handle(stream, self.device)
+            # Inside, so that the outputs belong to the stream and their fill comes before the kernel.
+            with self.adapter.on_stream(handle, self.device):
                 outputs = [make() for make in self.allocate]
-                self.launch((*inputs, *outputs), stream)
+                self.launch((*inputs, *outputs), handle)
         return TupleDict(zip(self.names, outputs, strict=True))
 
 
@@ -64,7 +71,8 @@ def launcher(
     elif problem.is_empty:
 
         def launch(tensors: Sequence[Any], stream: Any) -> None:
-            with adapter.on_stream(stream, problem.device):
+            handle = adapter.stream_handle(stream, problem.device)
+            with adapter.on_stream(handle, problem.device):
                 op.fill_empty(adapter, tensors[len(op.contract.inputs) :])
 
     else:
@@ -103,6 +111,14 @@ class Op:
             prepared = self.prepare(inputs, attributes, key)
         return prepared(inputs, stream)
 
+    def call_jax(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The `*_jax` door: a plain tuple. ValueError unless the operands are JAX arrays."""
+        adapter, _ = common(dict(zip(self._input_names, inputs, strict=True)), self.short_name)
+        if adapter.name != "jax":
+            name = self._input_names[0]
+            raise ValueError(mismatch(name, "a JAX array", f"a {adapter.name} array"))
+        return tuple(adapter.op_door(self, inputs, attributes, None))
+
     def call_plain(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> TupleDict:
         """The wrapper door for plain tensors of any framework but JAX, on the current stream."""
         key = (attributes, *map(adapter_of(inputs[0]).metadata, inputs))
@@ -120,7 +136,8 @@ class Op:
 
     def prepare(self, inputs: Sequence[Any], attributes: Sequence[Any], key: Any = None) -> Prepared:
         """Bind, select, compile or load; remembered under `key`, the oldest call forgotten beyond a bound."""
-        adapter, _ = common(dict(zip(self._input_names, inputs, strict=True)))
+        named = dict(zip(self._input_names, inputs, strict=True))
+        adapter, _ = common(named, self.short_name)
         descs = [
             adapter.describe(x, name) for name, x in zip(self._input_names, inputs, strict=True)
         ]
@@ -157,67 +174,78 @@ class OpClass(APIBase):
 
     def __init__(self, samples: dict[str, Any], attributes: dict[str, Any]) -> None:
         super().__init__()
-        adapter, _ = common({name: x for name, x in samples.items() if x is not None})
+        present = {name: x for name, x in samples.items() if x is not None}
+        common(present, type(self).__name__, allow_metadata=True)
         self._descs = tuple(
-            None if x is None else adapter.describe(x, name) for name, x in samples.items()
+            None if x is None else replace(adapter_of(x).describe(x, name), name=name)
+            for name, x in samples.items()
         )
         self._attributes = attributes
-        self._launch = None
-        self._problem: Problem | None = None
+        self._launchers: dict[str, Callable[[Sequence[Any], Any], None]] = {}
 
-    def check_support(self) -> bool:
-        """True, or ValueError / NotImplementedError for the tensors, RuntimeError for the device."""
+    def _check_support(self) -> None:
+        """ValueError / NotImplementedError for the tensors and options, then RuntimeError for the device."""
         self._problem = self.op.contract.bind(self._descs, self._attributes)
-        select(self.op.engines, self._problem)
-        self._is_supported = True
-        return True
+        self._engine = select(self.op.engines, self._problem)
 
-    def compile(self) -> None:
-        """Fetch or build the executable; a second call does nothing."""
-        if self._launch is not None:
-            return
-        self._ensure_support_checked()
-        engine = select(self.op.engines, self._problem)
-        self._engine = engine
-        self._executable = engine.compile(engine.plan(self._problem))
+    def _compile(self) -> None:
+        self._executable = self._engine.compile(self._engine.plan(self._problem))
+        operands = self.op.contract.operands
         self._scalars = tuple(
-            (i, operand.rank)
-            for i, operand in enumerate(self.op.contract.operands)
-            if isinstance(operand, ScalarTensor)
+            (i, o.rank) for i, o in enumerate(operands) if isinstance(o, ScalarTensor)
         )
         self._expected = tuple(
             None if d is None else (tuple(d.shape), canonical_stride(d.shape, d.stride), d.dtype)
             for d in self._descs
         )
-        self._launch = {}
 
     def _run(self, tensors: tuple[Any, ...], stream: Any) -> None:
-        if self._launch is None:
-            raise RuntimeError(f"{type(self).__name__}.execute: call compile() first")
+        self._require_compiled()
         adapter = adapter_of(tensors[0])
-        if self._engine.platform == "cpu" or adapter is None:
-            self._verify(tensors)
-        for index, rank in self._scalars:
-            if tensors[index] is not None and tensors[index].ndim != rank:
-                shape = tuple(tensors[index].shape) + (1,) * (rank - tensors[index].ndim)
-                tensors = (*tensors[:index], tensors[index].reshape(shape), *tensors[index + 1 :])
-        launch = self._launch.get(adapter)
+        launch = self._launchers.get(adapter)
         if launch is None:
-            launch = launcher(self.op, adapter, self._problem, self._engine, self._executable)
-            self._launch[adapter] = launch
+            launch = self._launcher(adapter, tensors)
+        for index, rank in self._scalars:
+            scalar = tensors[index]
+            if scalar is not None and scalar.ndim != rank:
+                seen = scalar.reshape(tuple(scalar.shape) + (1,) * (rank - scalar.ndim))
+                tensors = (*tensors[:index], seen, *tensors[index + 1 :])
         launch(tensors, stream)
+
+    def _launcher(self, adapter: Adapter | None, tensors: tuple[Any, ...]):
+        """The way to the executable for arrays of one framework, remembered. JAX arrays cannot be written."""
+        self._verify(tensors)
+        if adapter.name == "jax":
+            raise NotImplementedError(
+                f"{type(self).__name__}.execute: JAX arrays are immutable, so nothing can be written "
+                f"into them; use {self.op.short_name}_jax"
+            )
+        launch = launcher(self.op, adapter, self._problem, self._engine, self._executable)
+        if self._engine.platform == "cpu":
+            checked = launch
+
+            def launch(tensors: Sequence[Any], stream: Any) -> None:
+                self._verify(tensors)
+                checked(tensors, stream)
+
+        self._launchers[adapter] = launch
+        return launch
 
     def _verify(self, tensors: Sequence[Any]) -> None:
         """ValueError unless every tensor has its sample's metadata."""
         names = [operand.name for operand in self.op.contract.operands]
-        adapter, _ = common({n: x for n, x in zip(names, tensors, strict=True) if x is not None})
+        present = {n: x for n, x in zip(names, tensors, strict=True) if x is not None}
+        adapter, _ = common(present, type(self).__name__)
         for name, x, want in zip(names, tensors, self._expected, strict=True):
             if (x is None) != (want is None):
                 expected = "no tensor (none was declared)" if want is None else "a tensor"
                 raise ValueError(mismatch(name, expected, "None" if x is None else "a tensor"))
             if x is None:
                 continue
-            desc: TensorDesc = adapter.describe(x, name)
+            desc = adapter.describe(x, name)
+            if math.prod(desc.shape) == 1 == math.prod(want[0]):
+                # A single element: rank and strides say nothing.
+                desc = replace(desc, shape=want[0], stride=want[1], stride_order=None)
             got = (tuple(desc.shape), canonical_stride(desc.shape, desc.stride), desc.dtype)
             if got != want:
                 expected = f"shape {want[0]}, strides {want[1]}, {want[2].name} (the sample's)"

@@ -14,11 +14,11 @@ from cudnn_core.contract import (
     Problem,
     ScalarTensor,
     ScaleFactor,
+    Signature,
     choice,
     dtype_attribute,
     tile_hint,
 )
-from cudnn_core.contract.contract import Signature
 from cudnn_core.dtypes import (
     BFLOAT16,
     FLOAT4_E2M1FN,

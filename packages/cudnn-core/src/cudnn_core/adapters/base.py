@@ -130,3 +130,27 @@ class Adapter(abc.ABC):
     def deterministic(self) -> tuple[bool, bool]:
         """(deterministic algorithms are asked for, only warn where there is none)."""
         return False, False
+
+    # --- how an Op is called with arrays of this framework ---
+
+    def needs_op(self, arrays: Iterable[Any]) -> bool:
+        """Whether the call must go through the framework's own op (it is recording, or watches operations)."""
+        return False
+
+    def op_door(self, op: Any, inputs: tuple, attributes: tuple, stream: Any) -> Any:
+        """Call `op` (an `Op`) through the framework's own op; a TupleDict."""
+        raise NotImplementedError
+
+    def launcher(
+        self, executable: Callable[..., None], device: Device
+    ) -> Callable[[Iterable[Any], Any], None]:
+        """launch(arrays, stream): the shortest way from arrays on `device` to a compiled kernel."""
+        raise NotImplementedError
+
+    def zero(self, x: Any) -> None:
+        """x = 0, in place, on the current stream."""
+        raise NotImplementedError
+
+    def clamp_min(self, x: Any, bound: float) -> None:
+        """x = max(x, bound), in place, on the current stream; NaN stays."""
+        raise NotImplementedError

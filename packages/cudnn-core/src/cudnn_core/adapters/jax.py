@@ -75,6 +75,18 @@ class JaxAdapter(Adapter):
         return isinstance(x, jax.core.Tracer)
 
 
+    def needs_op(self, arrays: Any) -> bool:
+        return True
+
+    def op_door(self, op: Any, inputs: tuple, attributes: tuple, stream: Any) -> Any:
+        from ..doors import jax_primitive
+        from ..tuple_dict import TupleDict
+
+        self.stream_handle(stream, UNKNOWN)
+        outputs = jax_primitive.call(op, inputs, attributes)
+        return TupleDict(zip(op.output_names, outputs, strict=True))
+
+
 def _device(device: Any) -> Device:
     """Our name of a jax.Device. A GPU's index is the one that CUDA uses in this process."""
     if device.platform not in ("gpu", "cuda"):

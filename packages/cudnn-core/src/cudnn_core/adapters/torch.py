@@ -123,6 +123,38 @@ class TorchAdapter(Adapter):
         )
 
 
+    def needs_op(self, arrays: Iterable[Any]) -> bool:
+        return self.is_traced(None) or any(type(x) not in PLAIN_TYPES for x in arrays)
+
+    def op_door(self, op: Any, inputs: tuple, attributes: tuple, stream: Any) -> Any:
+        from ..doors import torch_op
+
+        return torch_op.call(op, inputs, attributes, stream)
+
+    def launcher(
+        self, executable: Callable[..., None], device: Device
+    ) -> Callable[[Iterable[Any], Any], None]:
+        call = getattr(executable, "call", executable)
+        index = device.index
+        stream_of, current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
+
+        def launch(arrays: Iterable[Any], stream: Any) -> None:
+            handle = stream_of(index) if stream is None else streams.handle_of(stream, device)
+            if current_device() == index and hasattr(_thread, "has_context"):
+                call(*arrays, handle)
+            else:
+                with self.guard(device):
+                    call(*arrays, handle)
+
+        return launch
+
+    def zero(self, x: Any) -> None:
+        x.view(torch.uint8).zero_() if x.element_size() == 1 else x.zero_()
+
+    def clamp_min(self, x: Any, bound: float) -> None:
+        x.clamp_(min=bound)
+
+
 @functools.cache
 def _device(device: torch.device) -> Device:
     return Device(device.type, device.index)

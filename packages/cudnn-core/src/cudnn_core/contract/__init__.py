@@ -6,7 +6,7 @@ May import dtypes, tensor_desc and errors; never a framework, an engine or a ker
 """
 
 from .attributes import Attribute, choice, dtype_attribute, tile_hint
-from .contract import Contract, Problem
+from .contract import Contract, Problem, Signature
 from .dims import Dims
 from .operands import Matrix, Operand, OperandPlan, ScalarTensor, ScaleFactor
 
@@ -20,6 +20,7 @@ __all__ = [
     "Problem",
     "ScalarTensor",
     "ScaleFactor",
+    "Signature",
     "choice",
     "dtype_attribute",
     "tile_hint",

@@ -25,6 +25,9 @@ from .tuple_dict import TupleDict
 
 REMEMBERED_CALLS = 4096
 
+# Every Op of the packages imported so far, by its torch spelling "namespace::short_name".
+REGISTRY: dict[str, Op] = {}
+
 
 class Prepared:
     """A bound problem on one adapter: allocates its outputs and launches. Holds no tensor."""
@@ -90,11 +93,13 @@ class Op:
         self.engines = tuple(engines)
         self.namespace = namespace
         self.short_name = short_name
+        self.qualified = f"{namespace}::{short_name}"
         self._attribute_names = tuple(a.name for a in contract.attributes)
         self._input_names = tuple(o.name for o in contract.inputs)
         self.output_names = tuple(o.name for o in contract.outputs)
         self._prepared: dict[Any, Prepared] = {}
         self._lock = Lock()
+        REGISTRY[self.qualified] = self
 
     def __call__(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...], stream: Any = None):
         """The wrapper door: TupleDict of fresh outputs. `attributes` in contract order."""

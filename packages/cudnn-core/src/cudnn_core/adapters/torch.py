@@ -108,9 +108,10 @@ class TorchAdapter(Adapter):
     def is_traced(self, x: Any) -> bool:
         """Whether torch is compiling, a dispatch mode watches, or a functorch transform is on; any tensor."""
         return (
-            _dispatch_modes() > 0
+            # First: under dynamo it is a constant, and the other two cannot be traced.
+            torch.compiler.is_compiling()
+            or _dispatch_modes() > 0
             or _functorch_level() is not None
-            or torch.compiler.is_compiling()
         )
 
     def is_subclass(self, x: Any) -> bool:

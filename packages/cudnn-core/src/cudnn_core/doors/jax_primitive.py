@@ -23,7 +23,6 @@ from ..dtypes import FLOAT4_E2M1FN, UINT8, DType, as_dtype
 from ..engine import select
 from ..errors import mismatch
 from ..tensor_desc import Device, TensorDesc, contiguous_stride
-from .jax_ffi import cuda_call
 
 if TYPE_CHECKING:
     from ..op import Op
@@ -49,8 +48,8 @@ def _refuse_unexpressible(op: Op, inputs: tuple[Any, ...], attributes: dict[str,
         if major_from and attributes[major_from] == "m":
             raise ValueError(mismatch(major_from, "'n' (JAX arrays are row-major)", "'m'"))
     for operand, x in zip(op.contract.inputs, inputs, strict=True):
-        axis = 0 if isinstance(operand, ScaleFactor) else -1
-        if BATCH in operand.dims and x.ndim >= 3 and x.shape[axis] != 1:
+        axis, rank = (0, 6) if isinstance(operand, ScaleFactor) else (-1, len(operand.dims))
+        if BATCH in operand.dims and x.ndim == rank and x.shape[axis] != 1:
             expected = "batch extent L = 1 (use jax.vmap for batches)"
             raise ValueError(mismatch(operand.name, expected, f"shape {tuple(x.shape)}"))
 
@@ -64,7 +63,9 @@ def primitive(op: Op) -> Primitive:
     prim.def_abstract_eval(lambda *avals, **params: _results(op, avals, **params))
     batching.primitive_batchers[prim] = lambda args, dims, **params: _batch(op, prim, args, dims, **params)
     mlir.register_lowering(prim, mlir.lower_fun(_on_cpu(op), multiple_results=True), platform="cpu")
-    mlir.register_lowering(prim, mlir.lower_fun(_on_cuda(op), multiple_results=True), platform="cuda")
+    mlir.register_lowering(
+        prim, mlir.lower_fun(_on_cuda(op), multiple_results=True), platform="cuda"
+    )
     return prim
 
 
@@ -128,7 +129,7 @@ def _is_blocked(operand) -> bool:
 def _batch(op: Op, prim: Primitive, args, dims, *, attributes: tuple, batched: bool):
     """vmap over the primitive: the mapped axis becomes L, or multiplies the L that is there."""
     moved = [
-        (x, False) if d is batching.not_mapped else (batching.moveaxis(x, d, 0), True)
+        (x, False) if d is None else (jnp.moveaxis(x, d, 0), True)
         for x, d in zip(args, dims, strict=True)
     ]
     merge = _merge_batched if batched else _merge_unbatched
@@ -211,6 +212,8 @@ def _on_cuda(op: Op):
     """The CUDA lowering: an FFI call to the executable of the cached plan, on XLA's stream."""
 
     def lowered(*args: jax.Array, attributes: tuple, batched: bool):
+        from .jax_ffi import cuda_call
+
         avals = [jax.core.ShapedArray(x.shape, x.dtype) for x in args]
         problem = _problem(op, avals, attributes, batched, platform="cuda")
         shapes = _results(op, avals, attributes=attributes, batched=batched)

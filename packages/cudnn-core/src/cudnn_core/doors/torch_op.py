@@ -19,16 +19,21 @@ from ..tuple_dict import TupleDict
 if TYPE_CHECKING:
     from ..op import Op
 
-_overloads: dict[str, Any] = {}
+_registered: set[str] = set()
 _libraries: dict[str, torch.library.Library] = {}
 _lock = Lock()
 
 
-def register(op: Op) -> None:
-    """Define the op, its kernels for CPU and CUDA and its fake kernel. A second call does nothing."""
-    qualified = f"{op.namespace}::{op.short_name}"
+def register(qualified: str) -> None:
+    """Define the op `namespace::name`, its kernels and its fake kernel. A second call does nothing.
+
+    Takes a name and not the Op, because dynamo runs it while tracing, with constants only.
+    """
+    from ..op import REGISTRY
+
+    op = REGISTRY[qualified]
     with _lock:
-        if qualified in _overloads:
+        if qualified in _registered:
             return
         if op.namespace not in _libraries:
             _libraries[op.namespace] = torch.library.Library(op.namespace, "FRAGMENT")
@@ -38,7 +43,7 @@ def register(op: Op) -> None:
         library.impl(op.short_name, kernel, "CPU")
         library.impl(op.short_name, kernel, "CUDA")
         torch.library.register_fake(qualified, _fake(op), lib=library)
-        _overloads[qualified] = getattr(getattr(torch.ops, op.namespace), op.short_name).default
+        _registered.add(qualified)
 
 
 # Lets dynamo run the registration natively when it first meets the op inside a compiled region.
@@ -50,7 +55,7 @@ def call(op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...], stream: A
     if stream is not None:
         expected = "None inside torch.compile, under dispatch modes and with tensor subclasses"
         raise ValueError(mismatch("stream", expected, repr(stream)))
-    register(op)
+    register(op.qualified)
     target = getattr(getattr(torch.ops, op.namespace), op.short_name)
     outputs = target(*inputs, *op.plain_attributes(attributes))
     return TupleDict(zip(op.output_names, outputs, strict=True))

@@ -1,6 +1,5 @@
 """Frameworks behind one interface, found by an argument's type. Looks only at loaded frameworks."""
 
-import importlib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -10,13 +9,6 @@ from .base import Adapter
 
 __all__ = ["Adapter", "adapter_of", "common"]
 
-_CLASSES = {
-    "torch": ("cudnn_core.adapters.torch", "TorchAdapter"),
-    "jax": ("cudnn_core.adapters.jax", "JaxAdapter"),
-    "numpy": ("cudnn_core.adapters.numpy", "NumpyAdapter"),
-    "metadata": ("cudnn_core.adapters.metadata", "MetadataAdapter"),
-}
-_by_name: dict[str, Adapter] = {}
 _by_type: dict[type, Adapter] = {}
 
 
@@ -83,12 +75,16 @@ def _came(x: Any) -> str:
 
 
 def _adapter(name: str) -> Adapter:
-    found = _by_name.get(name)
-    if found is None:
-        module, attribute = _CLASSES[name]
-        made = getattr(importlib.import_module(module), attribute)()
-        found = _by_name.setdefault(name, made)  # two threads at once must agree on one
-    return found
+    # Import statements, one by one, because torch.compile traces through here at a first call.
+    if name == "torch":
+        from .torch import ADAPTER
+    elif name == "jax":
+        from .jax import ADAPTER
+    elif name == "numpy":
+        from .numpy import ADAPTER
+    else:
+        from .metadata import ADAPTER
+    return ADAPTER
 
 
 def _framework(x: Any) -> str | None:

@@ -13,7 +13,7 @@ from ..tensor_desc import Device, TensorDesc, canonical_stride, contiguous_strid
 from ..tuple_dict import TupleDict
 from .base import Adapter, container, element, refuse_unpacked_fp4
 
-__all__ = ["JaxAdapter"]
+__all__ = ["ADAPTER", "JaxAdapter"]
 
 UNKNOWN = Device("unknown")
 
@@ -104,3 +104,6 @@ def _place(device: Device) -> Any:
     if place is None:
         raise ValueError(f"device: expected one of {candidates}, got {device}")
     return place
+
+
+ADAPTER = JaxAdapter()

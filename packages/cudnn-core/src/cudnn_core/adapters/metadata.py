@@ -7,7 +7,7 @@ from ..dtypes import as_dtype
 from ..tensor_desc import Device, TensorDesc, as_device, contiguous_stride
 from .base import Adapter
 
-__all__ = ["MetadataAdapter"]
+__all__ = ["ADAPTER", "MetadataAdapter"]
 
 
 class MetadataAdapter(Adapter):
@@ -56,3 +56,6 @@ def _stride(x: Any, shape: tuple) -> tuple:
     if callable(stride):
         stride = stride()
     return contiguous_stride(shape) if stride is None else tuple(stride)
+
+
+ADAPTER = MetadataAdapter()

@@ -10,7 +10,7 @@ from ..dtypes import as_dtype
 from ..tensor_desc import Device, TensorDesc
 from .base import Adapter, container, element, refuse_unpacked_fp4
 
-__all__ = ["NumpyAdapter"]
+__all__ = ["ADAPTER", "NumpyAdapter"]
 
 CPU = Device("cpu")
 
@@ -59,3 +59,6 @@ class NumpyAdapter(Adapter):
 
     def to_numpy(self, x: Any) -> Any:
         return x
+
+
+ADAPTER = NumpyAdapter()

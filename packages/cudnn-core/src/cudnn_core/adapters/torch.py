@@ -14,7 +14,7 @@ from ..tensor_desc import Device, TensorDesc, logical_fp4
 from ..tuple_dict import TupleDict
 from .base import NOTHING_TO_GUARD, Adapter, container, element
 
-__all__ = ["TorchAdapter"]
+__all__ = ["ADAPTER", "TorchAdapter"]
 
 HAS_FP4 = hasattr(torch, "float4_e2m1fn_x2")
 # None stands for an absent operand.
@@ -136,7 +136,7 @@ class TorchAdapter(Adapter):
                 x.record_stream(_stream(handle, _device(x.device)))
 
     def is_traced(self, x: Any) -> bool:
-        """Whether torch compiles, or a dispatch mode or functorch transform is on, whatever x is."""
+        """Whether torch compiles, or a dispatch mode or functorch transform is on, for any x."""
         return (
             torch.compiler.is_compiling()  # first: the compiler itself traces this line
             or _dispatch_modes() > 0
@@ -192,3 +192,6 @@ def _stream(handle: int, device: Device) -> torch.cuda.Stream:
     if handle == current.cuda_stream:
         return current
     return torch.cuda.ExternalStream(handle, device=device.index)
+
+
+ADAPTER = TorchAdapter()

@@ -1,4 +1,4 @@
-"""The class life cycle shared by every operation, and small helpers of its subclasses. Imports no framework."""
+"""The class life cycle of every operation, and helpers of its subclasses. Imports no framework."""
 
 import abc
 import logging
@@ -42,8 +42,9 @@ def _reset_experimental_api_warning_registry() -> None:
 class APIBase(abc.ABC):
     """Life cycle of an operation: construct from samples, check_support, compile, execute.
 
-    Subclasses capture descriptors in their constructor, call `super().__init__()`, and implement `_check_support`,
-    `_compile` and `execute`; the latter calls `self._require_compiled()` first.
+    A subclass's constructor captures descriptors and calls `super().__init__()`. Its
+    `check_support` sets `_is_supported`, its `compile` begins with `_ensure_support_checked` and
+    sets `_is_compiled`, its `execute` begins with `_require_compiled`.
     """
 
     def __init__(self) -> None:
@@ -54,40 +55,27 @@ class APIBase(abc.ABC):
         warn_experimental_api_once(self._logger, name)
 
     @abc.abstractmethod
-    def _check_support(self) -> None:
-        """Raises when metadata or options are wrong, then when the machine cannot run the operation."""
+    def check_support(self) -> bool:
+        """True, or an exception that says what is wrong: metadata, options, the device last."""
 
     @abc.abstractmethod
-    def _compile(self) -> None:
-        """Makes `execute` ready. Allocates no tensors and launches nothing."""
+    def compile(self) -> None:
+        """Makes `execute` ready; a second call does nothing. Allocates and launches nothing."""
 
     @abc.abstractmethod
     def execute(self, *args: Any, **kwargs: Any) -> None:
         """Writes the outputs, which the caller allocated; asynchronous on the stream."""
-
-    def check_support(self) -> bool:
-        """True, or an exception that says what is wrong: metadata and options first, the device last."""
-        self._logger.debug("check_support")
-        self._check_support()
-        self._is_supported = True
-        return True
-
-    def compile(self) -> None:
-        """Compiles once; a second call does nothing. Runs `check_support` when nobody did."""
-        if self._is_compiled:
-            return
-        if not self._is_supported:
-            self._logger.info("compile: check_support was not called, calling it now")
-            self.check_support()
-        self._logger.debug("compile")
-        self._compile()
-        self._is_compiled = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """compile() if needed, then execute(*args, **kwargs)."""
         if not self._is_compiled:
             self.compile()
         return self.execute(*args, **kwargs)
+
+    def _ensure_support_checked(self) -> None:
+        if not self._is_supported:
+            self._logger.info("compile: check_support was not called, calling it now")
+            self.check_support()
 
     def _require_compiled(self) -> None:
         if not self._is_compiled:
@@ -104,8 +92,8 @@ def pad_rank(desc: TensorDesc, rank: int) -> TensorDesc:
     while desc.ndim > rank:
         if desc.shape[-1] != 1:
             raise ValueError(
-                f"{desc.name or 'tensor'}: expected {rank} dims, up to trailing dims of extent 1, got "
-                f"shape {desc.shape}"
+                f"{desc.name or 'tensor'}: expected {rank} dims, up to trailing dims of extent 1, "
+                f"got shape {desc.shape}"
             )
         desc = desc.squeeze(-1)
     return desc
@@ -118,15 +106,18 @@ def check_buffers_disjoint(
 ) -> None:
     """`ValueError` when the byte range of a written tensor meets that of any other one.
 
-    writers, readers: (name, tensor) pairs; None tensors are absent. A range spans from the lowest to the highest byte
-    that the strides reach, so interleaved views of one buffer count as overlapping. Readers may overlap readers.
+    writers, readers: (name, tensor) pairs; None tensors are absent. A range spans from the lowest
+    to the highest byte that the strides reach, so interleaved views of one buffer count as
+    overlapping. Readers may overlap readers.
     """
     written = [(name, *_byte_range(x)) for name, x in writers if x is not None]
     read = [(name, *_byte_range(x)) for name, x in readers if x is not None]
     for i, (name, low, high) in enumerate(written):
         for other, other_low, other_high in written[i + 1 :] + read:
             if max(low, other_low) < min(high, other_high):
-                raise ValueError(f"{what}: {name} is written and must not overlap {other} in memory")
+                raise ValueError(
+                    f"{what}: {name} is written and must not overlap {other} in memory"
+                )
 
 
 def _byte_range(x: Any) -> tuple[int, int]:
@@ -144,12 +135,11 @@ def _byte_range(x: Any) -> tuple[int, int]:
     return low, base + -(-last_bit // 8)
 
 
-def check_workspace(
-    buffer: Any, nbytes: int, alignment: int = 16, name: str = "workspace"
-) -> None:
+def check_workspace(buffer: Any, nbytes: int, alignment: int = 16, name: str = "workspace") -> None:
     """Checks a workspace that the caller passes: dense memory of any dtype, large enough, aligned.
 
-    `ValueError` for None when bytes are needed, for gaps, size and alignment; `TypeError` for what is no tensor.
+    `ValueError` for None when bytes are needed, for gaps, size and alignment; `TypeError` for what
+    is no tensor.
     """
     if buffer is None:
         if nbytes:
@@ -161,8 +151,8 @@ def check_workspace(
     desc = adapter.describe(buffer, name)
     if not desc.is_contiguous():
         raise ValueError(
-            f"{name}: expected a contiguous tensor, stride {contiguous_stride(desc.shape)}, got stride "
-            f"{desc.stride}"
+            f"{name}: expected a contiguous tensor, stride {contiguous_stride(desc.shape)}, "
+            f"got stride {desc.stride}"
         )
     size = desc.numel() * desc.dtype.bits // 8
     if size < nbytes:

@@ -14,9 +14,10 @@ _lock = threading.Lock()
 def resolve(deterministic: bool | None, adapter: Adapter, has_path: bool, op_name: str) -> bool:
     """Whether a call takes the deterministic path; asked anew at every call.
 
-    None follows the framework's switch. Where an operation has no such path (`has_path` False), a request raises
-    `RuntimeError`; under the framework's warn-only mode it warns, once for each operation. `TypeError` unless
-    `deterministic` is a bool or None.
+    None follows the framework's switch. Where an operation has no such path (`has_path` False), a
+    request raises
+    `RuntimeError`; under the framework's warn-only mode it warns, once for each operation.
+    `TypeError` unless `deterministic` is a bool or None.
     """
     if deterministic is None:
         wanted, warn_only = adapter.deterministic()

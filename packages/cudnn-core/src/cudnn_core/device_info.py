@@ -1,6 +1,6 @@
-"""Facts about CUDA devices, asked of the driver through ctypes. Makes no context; loads the driver when first asked.
+"""Facts about CUDA devices, asked of the driver through ctypes: no framework, no CUDA package.
 
-No framework and no CUDA package is needed.
+The driver is loaded by the first question. Questions create no context.
 """
 
 import ctypes
@@ -57,8 +57,9 @@ def device_count() -> int:
 class DeviceInfo:
     """Properties of the CUDA device `ordinal`, each asked of the driver when first read.
 
-    `NotImplementedError` without any device, `ValueError` for an ordinal out of range, `RuntimeError` when the driver
-    fails. Prefer `device_info(ordinal)`, which keeps one instance for each ordinal.
+    `NotImplementedError` without any device, `ValueError` for an ordinal out of range,
+    `RuntimeError` when the driver fails. Prefer `device_info(ordinal)`, which keeps one instance
+    for each ordinal.
     """
 
     def __init__(self, ordinal: int):
@@ -145,8 +146,8 @@ def device_info(ordinal: int) -> DeviceInfo:
 def ensure_context(ordinal: int) -> None:
     """Makes the primary context of a device current in this thread, when none is.
 
-    Kernel launches need one; a thread that never called the CUDA runtime has none. The context is the one that the
-    CUDA runtime, and so torch, uses.
+    Kernel launches need one; a thread that never called the CUDA runtime has none. The context is
+    the one that the CUDA runtime, and so torch, uses.
     """
     info = device_info(ordinal)
     library, current = _driver(), ctypes.c_void_p()

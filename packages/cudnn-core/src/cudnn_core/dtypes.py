@@ -1,7 +1,8 @@
-"""Element types: one frozen singleton per type, equal to every spelling of it. Imports no framework.
+"""Element types: one frozen singleton each, equal to every spelling. Imports no framework.
 
-A dtype argument may be a `DType`, a torch dtype, a NumPy dtype or scalar type, an ml_dtypes or `jax.numpy`
-scalar type, a CuTe-DSL numeric class, or a name. `as_dtype` maps all of them to one of the constants below.
+A dtype argument may be a `DType`, a torch dtype, a NumPy dtype or scalar type, an ml_dtypes or
+`jax.numpy` scalar type, a CuTe-DSL numeric class, or a name. `as_dtype` maps all of them to one of
+the constants below.
 """
 
 import enum
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 
-class data_type(enum.Enum):  # noqa: N801 - the name under which callers know it
+class data_type(enum.Enum):
     """cuDNN's names of the element types."""
 
     FLOAT = "float32"
@@ -50,8 +51,8 @@ class data_type(enum.Enum):  # noqa: N801 - the name under which callers know it
 class DType:
     """An element type. `==` is true for every spelling of the same type.
 
-    Hashing follows the name, so a foreign spelling does not find a `DType` key in a dict: convert it with
-    `as_dtype` first.
+    Hashing follows the name, so a foreign spelling does not find a `DType` key in a dict: convert
+    it with `as_dtype` first.
     """
 
     __slots__ = ("_cute", "_hash", "bits", "is_float8", "is_fp4", "name")
@@ -108,7 +109,7 @@ class DType:
         return np.dtype(self.name)
 
     def torch(self) -> Any:
-        """The torch dtype; FP4 is `torch.float4_e2m1fn_x2`. `ValueError` when this torch lacks it."""
+        """The torch dtype; FP4 is `float4_e2m1fn_x2`. `ValueError` when this torch lacks it."""
         import torch
 
         name = "float4_e2m1fn_x2" if self.is_fp4 else self.name
@@ -118,7 +119,7 @@ class DType:
         return found
 
     def jax(self) -> Any:
-        """The NumPy dtype that JAX arrays carry. `ValueError` for FP4, which JAX has only unpacked."""
+        """The NumPy dtype of JAX arrays. `ValueError` for FP4, which JAX has only unpacked."""
         if self.is_fp4:
             raise ValueError(
                 "JAX has no packed float4_e2m1fn dtype: carry FP4 as uint8, two codes in a byte"
@@ -189,12 +190,12 @@ _ALIASES = {
 _NAMES: dict[str, DType] = {d.name: d for d in _ALL} | _ALIASES
 _CUTE_NAMES: dict[str, DType] = {d._cute: d for d in _ALL} | {"Float4E2M1FNx2": FLOAT4_E2M1FN}
 
-# Every spelling met so far. Only successes are kept, so it is bounded by the number of dtype objects.
+# Every spelling met so far. Only successes are kept, so the number of dtypes bounds it.
 _MEMO: dict[Any, DType] = dict(_NAMES)
 
 
 def as_dtype(x: Any, argument: str = "dtype") -> DType:
-    """The `DType` of any spelling. `ValueError` naming `argument` for None and for anything unknown."""
+    """The `DType` of any spelling. `ValueError` naming `argument` for None and the unknown."""
     if type(x) is DType:
         return x
     try:
@@ -205,8 +206,8 @@ def as_dtype(x: Any, argument: str = "dtype") -> DType:
     if found is None:
         came = f"{x!r} ({type(x).__name__})"
         raise ValueError(
-            f"{argument}: expected a dtype - one of {', '.join(d.name for d in _ALL)}, as a name, or as "
-            f"a torch, numpy, ml_dtypes or CuTe-DSL type - got {came}"
+            f"{argument}: expected a dtype - one of {', '.join(d.name for d in _ALL)}, "
+            f"as a name, or as a torch, numpy, ml_dtypes or CuTe-DSL type - got {came}"
         )
     return found
 

@@ -15,7 +15,8 @@ __all__ = ["VARIABLES", "Variable", "get"]
 class Variable:
     """One environment variable.
 
-    default: the value when it is unset. parse: from its text to that value; `ValueError` for a text that means nothing.
+    default: the value when it is unset. parse: from its text to that value; `ValueError` for a text
+    that means nothing.
     """
 
     name: str
@@ -25,7 +26,7 @@ class Variable:
     parse: Callable[[str], Any] = str
 
     def value(self, environ: Mapping[str, str] | None = None) -> Any:
-        """The value in `environ` (the process's own when None). `ValueError` naming the variable."""
+        """The value in `environ`, by default the process's. `ValueError` naming the variable."""
         text = (os.environ if environ is None else environ).get(self.name)
         if text is None:
             return self.default
@@ -81,7 +82,7 @@ _ROWS = (
         "CUDNNFE_CLUSTER_OVERLAP_MARGIN",
         0,
         "when an operation is constructed",
-        "clusters left free for a concurrent kernel; results do not change; ValueError when none is left",
+        "clusters left free for a concurrent kernel; ValueError when none is left to run on",
         _natural,
     ),
     Variable("CUDNN_FE_GEMM_DYNAMIC_M", False, "per call", _NO_EFFECT, _present),
@@ -91,7 +92,7 @@ _ROWS = (
         "CUDNN_FE_GROUPED_GEMM_VALIDATE_DEVICE_VALUES",
         False,
         "per call",
-        '"1" checks offsets and pointer tables on the host, which blocks; RuntimeError under graph capture',
+        '"1" checks offsets and pointer tables on the host, which blocks; not under graph capture',
         _is_one,
     ),
     Variable(

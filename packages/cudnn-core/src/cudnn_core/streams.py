@@ -1,4 +1,4 @@
-"""Stream arguments: from whatever names a CUDA stream to its integer handle. Imports no framework."""
+"""Stream arguments: from whatever names a CUDA stream to its handle. Imports no framework."""
 
 import sys
 from typing import Any
@@ -17,17 +17,18 @@ def is_default(handle: int) -> bool:
 
 
 def handle_of(stream: Any, device: Device, argument: str = "stream") -> int:
-    """The handle of a stream that is given as an int, a CUstream, a torch stream or by `__cuda_stream__`.
+    """The handle of an int, a CUstream, a torch stream or an object with `__cuda_stream__`.
 
-    `ValueError` for the per-thread stream, which is another stream in each thread so that neither order nor
-    lifetime can be kept, and for a stream of another device; `TypeError` for what is no stream.
-    None is not handled here: what it means depends on the framework (`Adapter.stream_handle`).
+    `ValueError` for the per-thread stream, which is another stream in each thread so that neither
+    order nor lifetime can be kept, and for a stream of another device; `TypeError` for what is no
+    stream. None is not handled here: what it means depends on the framework
+    (`Adapter.stream_handle`).
     """
     handle = stream if type(stream) is int else _handle(stream, device, argument)
     if handle == PER_THREAD:
         raise ValueError(
-            f"{argument}: the per-thread default stream (handle {PER_THREAD}) is a different stream in "
-            f"each host thread; pass a stream of your own or 0"
+            f"{argument}: the per-thread default stream (handle {PER_THREAD}) is a different "
+            f"stream in each host thread; pass a stream of your own or 0"
         )
     if handle < 0:
         raise ValueError(f"{argument}: expected a stream handle, got {handle}")
@@ -39,7 +40,10 @@ def _handle(stream: Any, device: Device, argument: str) -> int:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(stream, torch.Stream):
         return _torch_handle(stream, device, argument)
-    if kind.__module__.partition(".")[0] == "cuda" and kind.__name__ in ("CUstream", "cudaStream_t"):
+    if kind.__module__.partition(".")[0] == "cuda" and kind.__name__ in (
+        "CUstream",
+        "cudaStream_t",
+    ):
         return int(stream)
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:

@@ -1,7 +1,7 @@
-"""Device, TensorDesc and stride arithmetic: metadata of an array, without the array. Imports no framework.
+"""Device, TensorDesc and stride arithmetic: an array's metadata. Imports no framework.
 
-Extents and strides may be symbolic integers (torch.SymInt): nothing here hashes one, and one is compared only
-where the answer is needed.
+Extents and strides may be symbolic integers (torch.SymInt): nothing here hashes one, and one is
+compared only where the answer is needed.
 """
 
 import dataclasses
@@ -69,9 +69,7 @@ def canonical_stride(shape: Ints, stride: Ints) -> tuple:
     if not any(extent == 1 for extent in shape):
         return tuple(stride)
     total = math.prod(shape)
-    return tuple(
-        total if extent == 1 else step for extent, step in zip(shape, stride, strict=True)
-    )
+    return tuple(total if extent == 1 else step for extent, step in zip(shape, stride, strict=True))
 
 
 def stride_order(shape: Ints, stride: Ints) -> tuple[int, ...]:
@@ -82,13 +80,15 @@ def stride_order(shape: Ints, stride: Ints) -> tuple[int, ...]:
 def packed_dim(shape: Ints, stride: Ints) -> int:
     """The dim along which FP4 codes are packed: the one of stride 1.
 
-    Several dims can have stride 1 where extents are 0 or 1. An empty dim is then the packed one, next comes one
+    Several dims can have stride 1 where extents are 0 or 1. An empty dim is then the packed one,
+    next comes one
     longer than 1: the stride of a dim of extent 1 says nothing. `RuntimeError` when no stride is 1.
     """
     unit = [d for d, step in enumerate(stride) if step == 1]
     if not unit:
         raise RuntimeError(
-            f"packed FP4 needs a dimension of stride 1, got shape {tuple(shape)}, stride {tuple(stride)}"
+            f"packed FP4 needs a dimension of stride 1, got shape {tuple(shape)}, "
+            f"stride {tuple(stride)}"
         )
     if len(unit) == 1:
         return unit[0]
@@ -112,7 +112,7 @@ def logical_fp4(shape: Ints, stride: Ints, axis: int | None = None) -> tuple[tup
 
 
 def physical_fp4(shape: Ints, stride: Ints, axis: int | None = None) -> tuple[tuple, tuple]:
-    """Inverse of `logical_fp4`: (shape, stride) of the bytes. `ValueError` when codes cannot be paired."""
+    """Inverse of `logical_fp4`: (shape, stride) of the bytes. `ValueError` for unpaired codes."""
     packed = packed_dim(shape, stride) if axis is None else axis
     if shape[packed] % 2:
         raise ValueError(
@@ -130,7 +130,7 @@ def physical_fp4(shape: Ints, stride: Ints, axis: int | None = None) -> tuple[tu
 
 
 def _integers(values: Iterable) -> tuple:
-    # NumPy integers become int; symbolic ones, which are not numbers.Integral, pass through untouched.
+    # NumPy integers become int; symbolic ones, not numbers.Integral, pass through untouched.
     return tuple(
         v if type(v) is int or not isinstance(v, numbers.Integral) else int(v) for v in values
     )
@@ -141,9 +141,10 @@ class TensorDesc:
     """Metadata of an array in logical elements; its methods mirror torch's and return descriptors.
 
     stride_order: dims from innermost to outermost; None derives it from `stride` when first read.
-    interpret_uint8_as_fp4x2: the bytes come in a uint8 container. With dtype float4_e2m1fn, shape and stride are
-    those of the codes (see `as_fp4`).
-    `ValueError` when ranks differ or stride_order is no permutation; `TypeError` when device is none.
+    interpret_uint8_as_fp4x2: the bytes come in a uint8 container. With dtype float4_e2m1fn, shape
+    and stride are those of the codes (see `as_fp4`).
+    `ValueError` when ranks differ or stride_order is no permutation; `TypeError` when device is
+    none.
     """
 
     dtype: DType
@@ -174,7 +175,8 @@ class TensorDesc:
         put("stride_order", _integers(self.stride_order))
         if sorted(self.stride_order) != list(range(rank)):
             raise ValueError(
-                f"{label}stride_order: expected a permutation of 0..{rank - 1}, got {self.stride_order}"
+                f"{label}stride_order: expected a permutation of 0..{rank - 1}, "
+                f"got {self.stride_order}"
             )
 
     def __getattr__(self, attribute: str) -> Any:
@@ -218,7 +220,7 @@ class TensorDesc:
         return self.shape if dim is None else self.shape[self._dim(dim)]
 
     def as_fp4(self, axis: int | None = None) -> "TensorDesc":
-        """A uint8 descriptor seen as FP4, two codes in a byte: logical metadata of dtype float4_e2m1fn."""
+        """A uint8 descriptor seen as FP4, two codes in a byte: metadata of the codes."""
         if self.dtype is not UINT8:
             raise ValueError(f"{self.name or 'tensor'}: expected uint8, got {self.dtype}")
         shape, stride = logical_fp4(self.shape, self.stride, axis)
@@ -284,18 +286,19 @@ class TensorDesc:
         return self._with(self.shape, contiguous_stride(self.shape))
 
     def view(self, *shape: Any) -> "TensorDesc":
-        """Another shape over the same elements. `RuntimeError` when size or strides do not permit."""
+        """The same elements in another shape. `RuntimeError` where strides do not permit."""
         one = len(shape) == 1 and not isinstance(shape[0], numbers.Integral)
         wanted = _fill_unknown(list(_integers(shape[0] if one else shape)), self.numel())
         stride = _view_stride(self.shape, self.stride, wanted)
         if stride is None:
             raise RuntimeError(
-                f"view: shape {tuple(wanted)} does not fit shape {self.shape} with stride {self.stride}"
+                f"view: shape {tuple(wanted)} does not fit shape {self.shape} "
+                f"with stride {self.stride}"
             )
         return self._with(wanted, stride)
 
     def as_strided(self, size: Ints, stride: Ints, storage_offset: int = 0) -> "TensorDesc":
-        """Other shape and strides from the same first element. `RuntimeError` for another offset."""
+        """Other shape and strides, same first element. `RuntimeError` for another offset."""
         if storage_offset:
             raise RuntimeError(f"as_strided: storage_offset must be 0, got {storage_offset}")
         return self._with(size, stride)
@@ -323,7 +326,8 @@ def _format_order(memory_format: Any) -> tuple[int, ...] | None:
         case "channels_last_3d":
             return (0, 2, 3, 4, 1)
     raise ValueError(
-        f"memory_format: expected contiguous_format, channels_last or channels_last_3d, got {memory_format}"
+        f"memory_format: expected contiguous_format, channels_last or channels_last_3d, "
+        f"got {memory_format}"
     )
 
 
@@ -348,7 +352,7 @@ def _view_stride(shape: Ints, stride: Ints, wanted: Ints) -> tuple | None:
     """Strides of `wanted` over the elements of (shape, stride), or None when there are none."""
     if any(extent == 0 for extent in shape):
         return contiguous_stride([max(e, 1) for e in wanted])
-    # Runs of old dims that are dense among themselves, innermost first: (elements, innermost stride).
+    # Runs of old dims that are dense among themselves, innermost first: [elements, stride].
     runs: list[list] = []
     for extent, step in zip(reversed(shape), reversed(stride), strict=True):
         if extent == 1:

@@ -1,22 +1,14 @@
-"""Frameworks behind one interface, found by the type of an argument. Imports none; looks only at loaded ones."""
+"""Frameworks behind one interface, found by an argument's type. Looks only at loaded frameworks."""
 
-import importlib
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from .base import Adapter
 from ..tensor_desc import Device, TensorDesc
+from .base import Adapter
 
 __all__ = ["Adapter", "adapter_of", "common"]
 
-_CLASSES = {
-    "torch": ("cudnn_core.adapters.torch", "TorchAdapter"),
-    "jax": ("cudnn_core.adapters.jax", "JaxAdapter"),
-    "numpy": ("cudnn_core.adapters.numpy", "NumpyAdapter"),
-    "metadata": ("cudnn_core.adapters.metadata", "MetadataAdapter"),
-}
-_by_name: dict[str, Adapter] = {}
 _by_type: dict[type, Adapter] = {}
 
 
@@ -32,41 +24,45 @@ def adapter_of(x: Any) -> Adapter | None:
 
 
 def common(
-    named: Mapping[str, Any], what: str, *, allow_metadata: bool = False
+    named: Mapping[str, Any], what: str = "", *, allow_metadata: bool = False
 ) -> tuple[Adapter, Device]:
     """The one adapter and device of a call's arrays; None entries are absent operands.
 
-    what: the operation, for messages. allow_metadata: TensorDesc and foreign array types may stand for arrays; the
-    adapter of real arrays wins over theirs.
-    `TypeError` for what is no array; `ValueError` for mixed frameworks or devices, and for unsupported ones. The
-    device "unknown" (a JAX tracer's) agrees with every other.
+    what: the operation, to begin messages with. allow_metadata: TensorDesc and foreign array types
+    may stand for arrays; the adapter of real arrays wins over theirs.
+    `TypeError` for what is no array; `ValueError` for mixed frameworks or devices, and for
+    unsupported ones. The device "unknown" (a JAX tracer's) agrees with every other.
     """
+    prefix = f"{what}: " if what else ""
     adapter = first = device = placed = None
     for name, x in named.items():
         if x is None:
             continue
         found = adapter_of(x)
         if found is None:
-            raise TypeError(f"{what}: {name}: expected a tensor, got {_came(x)}")
+            raise TypeError(f"{prefix}{name}: expected a tensor, got {_came(x)}")
         if found.name != "metadata":
             if adapter is None:
                 adapter, first = found, name
             elif found is not adapter:
                 raise ValueError(
-                    f"{what}: {name}: expected a {adapter.name} array, as {first} is, got a {found.name} array"
+                    f"{prefix}{name}: expected a {adapter.name} array, as {first} is, "
+                    f"got a {found.name} array"
                 )
         elif not allow_metadata:
             raise ValueError(
-                f"{what}: {name}: expected a torch, JAX or NumPy array, got {_came(x)}, which holds no "
-                f"data that this operation can use"
+                f"{prefix}{name}: expected a torch, JAX or NumPy array, got {_came(x)}, "
+                f"which holds no data that this operation can use"
             )
         where = found.device(x)
         if device is None or device.type == "unknown":
             device, placed = where, name
         elif where != device and where.type != "unknown":
-            raise ValueError(f"{what}: {name}: expected it on {device}, as {placed} is, got {where}")
+            raise ValueError(
+                f"{prefix}{name}: expected it on {device}, as {placed} is, got {where}"
+            )
     if device is None:
-        raise TypeError(f"{what}: expected a tensor in one of {', '.join(named)}, got none")
+        raise TypeError(f"{prefix}expected a tensor in one of {', '.join(named)}, got none")
     return adapter or _adapter("metadata"), device
 
 
@@ -79,12 +75,16 @@ def _came(x: Any) -> str:
 
 
 def _adapter(name: str) -> Adapter:
-    found = _by_name.get(name)
-    if found is None:
-        module, attribute = _CLASSES[name]
-        made = getattr(importlib.import_module(module), attribute)()
-        found = _by_name.setdefault(name, made)  # two threads at once must agree on one
-    return found
+    # Import statements, one by one, because torch.compile traces through here at a first call.
+    if name == "torch":
+        from .torch import ADAPTER
+    elif name == "jax":
+        from .jax import ADAPTER
+    elif name == "numpy":
+        from .numpy import ADAPTER
+    else:
+        from .metadata import ADAPTER
+    return ADAPTER
 
 
 def _framework(x: Any) -> str | None:

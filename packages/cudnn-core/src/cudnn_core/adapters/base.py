@@ -2,12 +2,13 @@
 
 import abc
 import contextlib
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from .. import streams
 from ..dtypes import FLOAT4_E2M1FN, UINT8, DType
 from ..tensor_desc import Device, TensorDesc, physical_fp4
+from ..tuple_dict import TupleDict
 
 __all__ = ["NOTHING_TO_GUARD", "Adapter", "container", "element", "refuse_unpacked_fp4"]
 
@@ -17,8 +18,8 @@ NOTHING_TO_GUARD = contextlib.nullcontext()
 def container(desc: TensorDesc, *, packed_dtype: bool) -> tuple[Any, tuple, tuple]:
     """(dtype, shape, stride) of the array that stores `desc`: FP4 codes come two in a byte.
 
-    packed_dtype: the framework has a dtype for packed FP4; otherwise, and for descriptors that ask for it, the
-    bytes are uint8.
+    packed_dtype: the framework has a dtype for packed FP4; otherwise, and for descriptors that ask
+    for it, the bytes are uint8.
     """
     if not desc.dtype.is_fp4:
         return desc.dtype, desc.shape, desc.stride
@@ -28,7 +29,7 @@ def container(desc: TensorDesc, *, packed_dtype: bool) -> tuple[Any, tuple, tupl
 
 
 def element(dtype: DType, value: float) -> Any:
-    """`value` as one NumPy element of the container of `dtype`: for FP4, a byte with the code twice."""
+    """`value` as one NumPy element of `dtype`'s container: for FP4, a byte with the code twice."""
     import numpy as np
 
     converted = np.asarray(value).astype(dtype.numpy())
@@ -39,26 +40,27 @@ def refuse_unpacked_fp4(dtype: DType, name: str) -> None:
     """`ValueError` for an array with one FP4 code a byte, which no operation takes."""
     if dtype is FLOAT4_E2M1FN:
         raise ValueError(
-            f"{name or 'array'}: expected packed FP4, a uint8 array with two codes in a byte, got an "
-            f"unpacked float4_e2m1fn array; cudnn.quantize makes packed ones"
+            f"{name or 'array'}: expected packed FP4, a uint8 array with two codes in a byte, "
+            f"got an unpacked float4_e2m1fn array; cudnn.quantize makes packed ones"
         )
 
 
 class Adapter(abc.ABC):
     """One framework. Stateless; there is one instance of each subclass.
 
-    Streams are plain integer handles. Every method that takes an array takes only arrays of this framework.
+    Streams are plain integer handles. Every method that takes an array takes only arrays of this
+    framework.
     """
 
     name: ClassVar[str]
 
     @abc.abstractmethod
     def describe(self, x: Any, name: str = "") -> TensorDesc:
-        """Logical metadata. Packed FP4 is described in codes; uint8 stays uint8, as the array shows it."""
+        """Logical metadata. Packed FP4 is described in codes; uint8 stays uint8, as it is."""
 
     @abc.abstractmethod
     def metadata(self, x: Any) -> Hashable:
-        """What `describe` depends on, as a key that is cheap to make: dtype, shape, strides, device."""
+        """What `describe` depends on, as a cheap key: dtype, shape, strides, device."""
 
     def key(self, arrays: Iterable[Any]) -> tuple:
         """`metadata` of several arrays, with the cost of one call."""
@@ -69,9 +71,10 @@ class Adapter(abc.ABC):
         """Where `x` lives."""
 
     @abc.abstractmethod
-    def allocator(self, desc: TensorDesc) -> Callable[[], Any]:
-        """A function that makes uninitialized arrays with exactly the metadata of `desc`.
+    def allocator(self, desc: TensorDesc, initial: float | None = None) -> Callable[[], Any]:
+        """A function that makes arrays with exactly the metadata of `desc`.
 
+        initial: the value of every element; None leaves them uninitialized.
         `ValueError` now, not later, when the framework has no such array.
         """
 
@@ -79,9 +82,18 @@ class Adapter(abc.ABC):
         """One uninitialized array with exactly the metadata of `desc`."""
         return self.allocator(desc)()
 
-    @abc.abstractmethod
     def full(self, desc: TensorDesc, value: float) -> Any:
-        """An array like `empty`'s with every element equal to `value`."""
+        """One array with exactly the metadata of `desc` and every element equal to `value`."""
+        return self.allocator(desc, value)()
+
+    def zero(self, x: Any) -> None:
+        """Writes zeros into `x`."""
+        self.to_numpy(x)[...] = 0
+
+    def clamp_min(self, x: Any, bound: float) -> None:
+        """Raises the elements of `x` below `bound` to it; NaN stays."""
+        array = self.to_numpy(x)
+        array[array < bound] = bound
 
     @abc.abstractmethod
     def data_pointer(self, x: Any) -> int:
@@ -91,7 +103,8 @@ class Adapter(abc.ABC):
     def to_numpy(self, x: Any) -> Any:
         """A NumPy array over the memory of the CPU array `x`: never a copy, writable where `x` is.
 
-        Packed FP4 comes as uint8. `ValueError` for an array elsewhere: nothing is copied to the host unasked.
+        Packed FP4 comes as uint8. `ValueError` for an array elsewhere: nothing is copied to the
+        host unasked.
         """
 
     def version(self, x: Any) -> int:
@@ -112,12 +125,27 @@ class Adapter(abc.ABC):
         """Makes `device` current inside the context; does nothing when it is."""
         return NOTHING_TO_GUARD
 
-    def on_stream(self, handle: int, device: Device) -> contextlib.AbstractContextManager:
-        """Makes the stream current, so that what is allocated inside belongs to it."""
+    def on_stream(self, stream: Any, device: Device) -> contextlib.AbstractContextManager:
+        """Makes the stream current inside the context, so that it owns what is allocated there.
+
+        stream: a stream argument; None, and the current stream, leave the stream as it is.
+        """
         return NOTHING_TO_GUARD
 
+    def launcher(
+        self, executable: Callable[..., None], device: Device
+    ) -> Callable[[Sequence[Any], Any], None]:
+        """launch(arrays, stream): calls executable(*arrays, handle) with `device` current."""
+
+        def launch(arrays: Sequence[Any], stream: Any) -> None:
+            handle = self.stream_handle(stream, device)
+            with self.guard(device):
+                executable(*arrays, handle)
+
+        return launch
+
     def keep_alive(self, arrays: Iterable[Any], handle: int) -> None:  # noqa: B027 - optional
-        """Tells the allocator that work queued on the stream uses `arrays`, which may be dropped before."""
+        """Tells the allocator: work on the stream uses `arrays`, even when they are dropped."""
 
     def is_traced(self, x: Any) -> bool:
         """Whether `x` stands for a value inside a program that the framework is recording."""
@@ -127,30 +155,16 @@ class Adapter(abc.ABC):
         """Whether `x` has a type of its own that wants to see every operation on it."""
         return False
 
+    def needs_op(self, arrays: Iterable[Any]) -> bool:
+        """Whether a call on `arrays` must go through an op that the framework knows (`op_door`)."""
+        return False
+
+    def op_door(
+        self, op: Any, inputs: tuple[Any, ...], attributes: tuple[Any, ...], stream: Any
+    ) -> TupleDict:
+        """The outputs of `op`, called in the form in which this framework knows it."""
+        raise NotImplementedError(f"{self.name} has no ops of its own")
+
     def deterministic(self) -> tuple[bool, bool]:
         """(deterministic algorithms are asked for, only warn where there is none)."""
         return False, False
-
-    # --- how an Op is called with arrays of this framework ---
-
-    def needs_op(self, arrays: Iterable[Any]) -> bool:
-        """Whether the call must go through the framework's own op (it is recording, or watches operations)."""
-        return False
-
-    def op_door(self, op: Any, inputs: tuple, attributes: tuple, stream: Any) -> Any:
-        """Call `op` (an `Op`) through the framework's own op; a TupleDict."""
-        raise NotImplementedError
-
-    def launcher(
-        self, executable: Callable[..., None], device: Device
-    ) -> Callable[[Iterable[Any], Any], None]:
-        """launch(arrays, stream): the shortest way from arrays on `device` to a compiled kernel."""
-        raise NotImplementedError
-
-    def zero(self, x: Any) -> None:
-        """x = 0, in place, on the current stream."""
-        raise NotImplementedError
-
-    def clamp_min(self, x: Any, bound: float) -> None:
-        """x = max(x, bound), in place, on the current stream; NaN stays."""
-        raise NotImplementedError

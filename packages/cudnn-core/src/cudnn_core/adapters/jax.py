@@ -1,18 +1,19 @@
-"""The JAX adapter: concrete arrays, tracers, shape structs. Imports JAX; loaded when the first of them comes."""
+"""The JAX adapter: arrays, tracers, shape structs. Imports JAX; loaded at the first of them."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .base import Adapter, container, element, refuse_unpacked_fp4
 from ..dtypes import as_dtype
 from ..tensor_desc import Device, TensorDesc, canonical_stride, contiguous_stride
+from ..tuple_dict import TupleDict
+from .base import Adapter, container, element, refuse_unpacked_fp4
 
-__all__ = ["JaxAdapter"]
+__all__ = ["ADAPTER", "JaxAdapter"]
 
 UNKNOWN = Device("unknown")
 
@@ -40,20 +41,17 @@ class JaxAdapter(Adapter):
             raise ValueError(f"expected an array on one device, got one spread over {devices}")
         return _device(next(iter(devices)))
 
-    def allocator(self, desc: TensorDesc) -> Callable[[], Any]:
-        """Arrays of zeros: JAX has no uninitialized ones."""
+    def allocator(self, desc: TensorDesc, initial: float | None = None) -> Callable[[], Any]:
+        """As the base says; without `initial` they hold zeros, as JAX has no empty arrays."""
         dtype, shape, stride = container(desc, packed_dtype=False)
         dense = contiguous_stride(shape)
         if canonical_stride(shape, stride) != canonical_stride(shape, dense):
             raise ValueError(
-                f"{desc.name or 'array'}: JAX arrays are row-major, expected stride {dense} for shape "
-                f"{shape}, got {stride}"
+                f"{desc.name or 'array'}: JAX arrays are row-major, expected stride {dense} "
+                f"for shape {shape}, got {stride}"
             )
-        return functools.partial(jnp.zeros, shape, dtype.numpy(), device=_place(desc.device))
-
-    def full(self, desc: TensorDesc, value: float) -> Any:
-        zeros = self.empty(desc)
-        return jnp.full_like(zeros, element(desc.dtype, value))
+        value = element(desc.dtype, initial or 0)
+        return functools.partial(jnp.full, shape, value, dtype.numpy(), device=_place(desc.device))
 
     def data_pointer(self, x: Any) -> int:
         return x.unsafe_buffer_pointer()
@@ -74,13 +72,14 @@ class JaxAdapter(Adapter):
     def is_traced(self, x: Any) -> bool:
         return isinstance(x, jax.core.Tracer)
 
-
-    def needs_op(self, arrays: Any) -> bool:
+    def needs_op(self, arrays: Iterable[Any]) -> bool:
+        """Always: each operation is a JAX primitive, eager calls included."""
         return True
 
-    def op_door(self, op: Any, inputs: tuple, attributes: tuple, stream: Any) -> Any:
+    def op_door(
+        self, op: Any, inputs: tuple[Any, ...], attributes: tuple[Any, ...], stream: Any
+    ) -> TupleDict:
         from ..doors import jax_primitive
-        from ..tuple_dict import TupleDict
 
         self.stream_handle(stream, UNKNOWN)
         outputs = jax_primitive.call(op, inputs, attributes)
@@ -105,3 +104,6 @@ def _place(device: Device) -> Any:
     if place is None:
         raise ValueError(f"device: expected one of {candidates}, got {device}")
     return place
+
+
+ADAPTER = JaxAdapter()

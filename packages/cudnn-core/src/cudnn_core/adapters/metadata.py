@@ -1,17 +1,17 @@
-"""The adapter of objects that only describe an array: TensorDesc, and foreign ones. Imports no framework."""
+"""The adapter of what only describes an array: TensorDesc and foreign arrays. Imports none."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from .base import Adapter
 from ..dtypes import as_dtype
 from ..tensor_desc import Device, TensorDesc, as_device, contiguous_stride
+from .base import Adapter
 
-__all__ = ["MetadataAdapter"]
+__all__ = ["ADAPTER", "MetadataAdapter"]
 
 
 class MetadataAdapter(Adapter):
-    """TensorDesc, and any object with `.shape` and `.dtype`. Good for checking, not for computing."""
+    """TensorDesc, and any object with `.shape` and `.dtype`: to check with, not to compute."""
 
     name = "metadata"
 
@@ -31,11 +31,8 @@ class MetadataAdapter(Adapter):
         except TypeError:
             return Device("unknown")
 
-    def allocator(self, desc: TensorDesc) -> Callable[[], Any]:
+    def allocator(self, desc: TensorDesc, initial: float | None = None) -> Callable[[], Any]:
         self._refuse("memory to allocate", desc)
-
-    def full(self, desc: TensorDesc, value: float) -> Any:
-        self._refuse("memory to fill", desc)
 
     def data_pointer(self, x: Any) -> int:
         pointer = getattr(x, "data_ptr", None)
@@ -49,7 +46,7 @@ class MetadataAdapter(Adapter):
 
 
 def _stride(x: Any, shape: tuple) -> tuple:
-    """Strides in elements from `.stride`, `.stride()` or `.strides`; C-contiguous when there are none."""
+    """Strides in elements, from `.stride`, `.stride()` or `.strides`; otherwise C-contiguous."""
     stride = getattr(x, "stride", None)
     if stride is None:
         stride = getattr(x, "strides", None)
@@ -59,3 +56,6 @@ def _stride(x: Any, shape: tuple) -> tuple:
     if callable(stride):
         stride = stride()
     return contiguous_stride(shape) if stride is None else tuple(stride)
+
+
+ADAPTER = MetadataAdapter()

@@ -3,20 +3,22 @@
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from .. import device_info, streams
-from .base import NOTHING_TO_GUARD, Adapter, container, element
 from ..dtypes import DType, as_dtype
 from ..tensor_desc import Device, TensorDesc, logical_fp4
+from ..tuple_dict import TupleDict
+from .base import NOTHING_TO_GUARD, Adapter, container, element
 
-__all__ = ["TorchAdapter"]
+__all__ = ["ADAPTER", "TorchAdapter"]
 
 HAS_FP4 = hasattr(torch, "float4_e2m1fn_x2")
-PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+# None stands for an absent operand.
+PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 # Same-width integers under which NumPy sees what it has no type for.
 BITS = {8: torch.uint8, 16: torch.int16}
 
@@ -26,7 +28,7 @@ _thread = threading.local()
 
 
 class TorchAdapter(Adapter):
-    """torch.Tensor on any device. FP4 is float4_e2m1fn_x2, or uint8 where torch lacks it or the caller asks."""
+    """torch.Tensor on any device. FP4 is float4_e2m1fn_x2, or uint8 where torch lacks it."""
 
     name = "torch"
 
@@ -48,20 +50,28 @@ class TorchAdapter(Adapter):
     def device(self, x: Any) -> Device:
         return _device(x.device)
 
-    def allocator(self, desc: TensorDesc) -> Callable[[], Any]:
+    def allocator(self, desc: TensorDesc, initial: float | None = None) -> Callable[[], Any]:
         dtype, shape, stride = container(desc, packed_dtype=HAS_FP4)
         place = torch.device(str(desc.device))
-        return functools.partial(
+        make = functools.partial(
             torch.empty_strided, shape, stride, dtype=dtype.torch(), device=place
         )
+        if initial is None:
+            return make
+        if dtype.is_fp4 or dtype.is_float8 or desc.dtype.is_fp4:
+            # torch refuses to fill some of these, and overflows in others: their bytes are plain
+            byte = int(element(desc.dtype, initial).view("uint8"))
+            return lambda: _fill_bytes(make(), byte)
+        return lambda: make().fill_(initial)
 
-    def full(self, desc: TensorDesc, value: float) -> Any:
-        out = self.empty(desc)
-        if desc.dtype.is_fp4 or desc.dtype.is_float8:
-            # torch refuses or rounds differently on some of these; their bytes are plain
-            out.view(torch.uint8).fill_(int(element(desc.dtype, value).view("uint8")))
-            return out
-        return out.fill_(value)
+    def zero(self, x: Any) -> None:
+        if x.dtype.itemsize == 1:
+            _fill_bytes(x, 0)
+        else:
+            x.zero_()
+
+    def clamp_min(self, x: Any, bound: float) -> None:
+        x.clamp_min_(bound)
 
     def data_pointer(self, x: Any) -> int:
         return x.data_ptr()
@@ -87,18 +97,38 @@ class TorchAdapter(Adapter):
         if torch.cuda.current_device() != device.index:
             return torch.cuda.device(device.index)
         if not hasattr(_thread, "has_context"):
-            # Autograd's worker threads start without a context, and asking torch for the device makes none.
+            # Autograd's worker threads start without a context, and torch made none just now.
             device_info.ensure_context(device.index)
             _thread.has_context = True
         return NOTHING_TO_GUARD
 
-    def on_stream(self, handle: int, device: Device) -> contextlib.AbstractContextManager:
+    def on_stream(self, stream: Any, device: Device) -> contextlib.AbstractContextManager:
         if device.type != "cuda":
             return NOTHING_TO_GUARD
-        current = self.current_stream(device)
+        handle, current = self.stream_handle(stream, device), self.current_stream(device)
         if handle == current or (streams.is_default(handle) and streams.is_default(current)):
             return self.guard(device)
         return torch.cuda.stream(_stream(handle, device))
+
+    def launcher(
+        self, executable: Callable[..., None], device: Device
+    ) -> Callable[[Sequence[Any], Any], None]:
+        # The warm path of every CUDA call: bound functions, a context manager only when needed.
+        index, current_device = device.index, torch.cuda.current_device
+        current_stream = torch._C._cuda_getCurrentRawStream
+
+        def launch(arrays: Sequence[Any], stream: Any) -> None:
+            if stream is None:
+                handle = current_stream(index)
+            else:
+                handle = self.stream_handle(stream, device)
+            if current_device() == index and hasattr(_thread, "has_context"):
+                executable(*arrays, handle)
+                return
+            with self.guard(device):
+                executable(*arrays, handle)
+
+        return launch
 
     def keep_alive(self, arrays: Iterable[Any], handle: int) -> None:
         for x in arrays:
@@ -106,16 +136,25 @@ class TorchAdapter(Adapter):
                 x.record_stream(_stream(handle, _device(x.device)))
 
     def is_traced(self, x: Any) -> bool:
-        """Whether torch is compiling, a dispatch mode watches, or a functorch transform is on; any tensor."""
+        """Whether torch compiles, or a dispatch mode or functorch transform is on, for any x."""
         return (
-            # First: under dynamo it is a constant, and the other two cannot be traced.
-            torch.compiler.is_compiling()
+            torch.compiler.is_compiling()  # first: the compiler itself traces this line
             or _dispatch_modes() > 0
             or _functorch_level() is not None
         )
 
     def is_subclass(self, x: Any) -> bool:
         return type(x) not in PLAIN_TYPES
+
+    def needs_op(self, arrays: Iterable[Any]) -> bool:
+        return self.is_traced(None) or not PLAIN_TYPES.issuperset(map(type, arrays))
+
+    def op_door(
+        self, op: Any, inputs: tuple[Any, ...], attributes: tuple[Any, ...], stream: Any
+    ) -> TupleDict:
+        from ..doors import torch_op
+
+        return torch_op.call(op, inputs, attributes, stream)
 
     def deterministic(self) -> tuple[bool, bool]:
         return (
@@ -124,36 +163,9 @@ class TorchAdapter(Adapter):
         )
 
 
-    def needs_op(self, arrays: Iterable[Any]) -> bool:
-        return self.is_traced(None) or any(type(x) not in PLAIN_TYPES for x in arrays)
-
-    def op_door(self, op: Any, inputs: tuple, attributes: tuple, stream: Any) -> Any:
-        from ..doors import torch_op
-
-        return torch_op.call(op, inputs, attributes, stream)
-
-    def launcher(
-        self, executable: Callable[..., None], device: Device
-    ) -> Callable[[Iterable[Any], Any], None]:
-        call = getattr(executable, "call", executable)
-        index = device.index
-        stream_of, current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
-
-        def launch(arrays: Iterable[Any], stream: Any) -> None:
-            handle = stream_of(index) if stream is None else streams.handle_of(stream, device)
-            if current_device() == index and hasattr(_thread, "has_context"):
-                call(*arrays, handle)
-            else:
-                with self.guard(device):
-                    call(*arrays, handle)
-
-        return launch
-
-    def zero(self, x: Any) -> None:
-        x.view(torch.uint8).zero_() if x.element_size() == 1 else x.zero_()
-
-    def clamp_min(self, x: Any, bound: float) -> None:
-        x.clamp_(min=bound)
+def _fill_bytes(x: torch.Tensor, byte: int) -> torch.Tensor:
+    x.view(torch.uint8).fill_(byte)
+    return x
 
 
 @functools.cache
@@ -163,7 +175,7 @@ def _device(device: torch.device) -> Device:
 
 @functools.cache
 def _numpy_view(dtype: DType) -> tuple[torch.dtype | None, Any]:
-    """(integer dtype to view as first, NumPy dtype to view as then); None where NumPy has the dtype."""
+    """(integer dtype to view as first, NumPy dtype then); None where NumPy has the dtype itself."""
     if dtype.is_fp4:
         return torch.uint8, "uint8"
     if dtype.is_float8 or dtype.name == "bfloat16":
@@ -172,7 +184,7 @@ def _numpy_view(dtype: DType) -> tuple[torch.dtype | None, Any]:
 
 
 def _stream(handle: int, device: Device) -> torch.cuda.Stream:
-    """The torch stream of a handle. ExternalStream(0) is another stream in some torch versions: never used."""
+    """The torch stream of a handle. In some torch versions ExternalStream(0) is another stream."""
     default = torch.cuda.default_stream(device.index)
     if streams.is_default(handle) or handle == default.cuda_stream:
         return default
@@ -180,3 +192,6 @@ def _stream(handle: int, device: Device) -> torch.cuda.Stream:
     if handle == current.cuda_stream:
         return current
     return torch.cuda.ExternalStream(handle, device=device.index)
+
+
+ADAPTER = TorchAdapter()

@@ -36,8 +36,8 @@ BELOW = {
 # Frameworks are known to the adapters, to the doors made for one, and to what reports on the
 # installation. `doctor` and `demo` ask for versions, so the command line is among them.
 FRAMEWORK_HOMES = {
-    "torch": ("adapters.torch", "doors.torch_op", "formats.torch", "formats.kernels", "cli"),
-    "jax": ("adapters.jax", "doors.jax_primitive", "formats.jax", "jax_bridge", "cli"),
+    "torch": ("adapters.torch", "doors.torch_op", "formats.torch_impl", "formats.kernels", "cli"),
+    "jax": ("adapters.jax", "doors.jax_primitive", "formats.jax_impl", "jax_bridge", "cli"),
 }
 
 SOURCES = sources()

@@ -53,9 +53,7 @@ def all_atoms(left, top):
         y = top + i * height + height / 2
         parts.append(text(left - 8, y, f"{128 * i}-{128 * i + 127}", 11, "end"))
     for j in range(columns):
-        parts.append(
-            text(left + j * width + width / 2, top - 8, f"blocks {4 * j}-{4 * j + 3}", 11)
-        )
+        parts.append(text(left + j * width + width / 2, top - 8, f"blocks {4 * j}-{4 * j + 3}", 11))
     below = top + rows * height
     return [
         *parts,

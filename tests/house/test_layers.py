@@ -33,11 +33,25 @@ BELOW = {
     "plan": (*_UPPER, "adapters", "cache", "formats", "hopper", "jit"),
 }
 
-# Frameworks are known to the adapters, to the doors made for one, and to what reports on the
-# installation. `doctor` and `demo` ask for versions, so the command line is among them.
+# Frameworks are known to the adapters, to the doors made for one, to the dtype table and the pytree
+# registration of TupleDict, and to the command line, which reports what is installed.
 FRAMEWORK_HOMES = {
-    "torch": ("adapters.torch", "doors.torch_op", "formats.torch", "formats.kernels", "cli"),
-    "jax": ("adapters.jax", "doors.jax_primitive", "formats.jax", "jax_bridge", "cli"),
+    "torch": (
+        "adapters.torch",
+        "doors.torch_op",
+        "formats.torch_impl",
+        "formats.kernels",
+        "dtypes",
+        "cli",
+    ),
+    "jax": (
+        "adapters.jax",
+        "doors.jax_primitive",
+        "formats.jax_impl",
+        "jax_bridge",
+        "tuple_dict",
+        "cli",
+    ),
 }
 
 SOURCES = sources()

@@ -7,9 +7,8 @@ metadata goes straight to the executable. May import contract, engine, adapters 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -43,9 +42,7 @@ class Prepared:
         self.executable = engine.compile(engine.plan(problem))
         self.launch = launcher(op, adapter, problem, engine, self.executable)
         self.allocate = tuple(
-            partial(adapter.full, desc, operand.initial)
-            if isinstance(operand, ScalarTensor)
-            else adapter.allocator(desc)
+            adapter.allocator(desc, getattr(operand, "initial", None))
             for operand, desc in zip(op.contract.outputs, problem.outputs, strict=True)
         )
 
@@ -54,11 +51,10 @@ class Prepared:
             outputs = [make() for make in self.allocate]
             self.launch((*inputs, *outputs), None)
         else:
-            handle = self.adapter.stream_handle(stream, self.device)
             # Inside, so that the outputs belong to the stream and their fill comes before the kernel.
-            with self.adapter.on_stream(handle, self.device):
+            with self.adapter.on_stream(stream, self.device):
                 outputs = [make() for make in self.allocate]
-                self.launch((*inputs, *outputs), handle)
+                self.launch((*inputs, *outputs), stream)
         return TupleDict(zip(self.names, outputs, strict=True))
 
 
@@ -74,22 +70,30 @@ def launcher(
     elif problem.is_empty:
 
         def launch(tensors: Sequence[Any], stream: Any) -> None:
-            handle = adapter.stream_handle(stream, problem.device)
-            with adapter.on_stream(handle, problem.device):
+            with adapter.on_stream(stream, problem.device):
                 op.fill_empty(adapter, tensors[len(op.contract.inputs) :])
 
     else:
-        launch = adapter.launcher(executable, problem.device)
+        launch = adapter.launcher(getattr(executable, "call", executable), problem.device)
     return launch
 
 
 class Op:
-    """contract + engines. `namespace` and `short_name` spell the torch op: ``namespace::short_name``."""
+    """contract + engines. `namespace` and `short_name` spell the torch op: ``namespace::short_name``.
+
+    examples(everything) yields (label, problem) for `sources`: problems of typical extents, bound without arrays.
+    """
 
     def __init__(
-        self, contract: Contract, engines: Sequence[Engine], namespace: str, short_name: str
+        self,
+        contract: Contract,
+        engines: Sequence[Engine],
+        namespace: str,
+        short_name: str,
+        examples: Callable[[bool], Iterable[tuple[str, Problem]]] = lambda everything: (),
     ) -> None:
         self.contract = contract
+        self._examples = examples
         self.engines = tuple(engines)
         self.namespace = namespace
         self.short_name = short_name
@@ -153,6 +157,23 @@ class Op:
                     del self._prepared[next(iter(self._prepared))]
                 self._prepared[key] = prepared
         return prepared
+
+    def sources(
+        self, arch: str = "sm_90a", everything: bool = False
+    ) -> Iterator[tuple[str, Any]]:
+        """(label, KernelSource) of the plans worth compiling ahead for `arch`, each once.
+
+        `everything` asks for the whole product of formats and layouts instead of the common ones.
+        """
+        seen = set()
+        for label, problem in self._examples(everything):
+            for engine in self.engines:
+                if getattr(engine, "arch", None) != arch or engine.why_not(problem) is not None:
+                    continue
+                plan = engine.plan(problem)
+                if plan not in seen:
+                    seen.add(plan)
+                    yield label, engine.source(plan)
 
     def fill_empty(self, adapter: Adapter, outputs: Sequence[Any]) -> None:
         """Outputs of a problem with an extent of 0: matrices are zero, reductions keep prior content, at least 0."""

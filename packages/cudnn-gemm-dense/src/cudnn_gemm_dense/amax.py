@@ -156,11 +156,19 @@ def source(plan: Plan):
     return block_scaled_source(plan)
 
 
+def examples(everything: bool):
+    """(label, problem) of the kernels that `cudnn compile` makes."""
+    from . import kernels
+
+    return kernels.examples(CONTRACT, everything)
+
+
 OP = Op(
     CONTRACT,
     engines=(ReferenceEngine(reference), HopperEngine(configure, source)),
     namespace="cudnn_gemm_dense",
     short_name="gemm_amax",
+    examples=examples,
 )
 
 

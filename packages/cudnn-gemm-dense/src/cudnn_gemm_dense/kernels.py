@@ -1,0 +1,129 @@
+"""From bound problems to Hopper kernels: configuration, tile rules, what to compile ahead.
+
+Imports neither the DSL nor a framework: planning a call must stay cheap, and a process that finds its kernel on disk
+never loads the compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from cudnn_core.cache import KernelSource
+from cudnn_core.contract import Contract, Problem
+from cudnn_core.dtypes import as_dtype
+from cudnn_core.hopper.config import BlockScaledGemm, TileConfig
+from cudnn_core.plan import Plan
+from cudnn_core.tensor_desc import Device, TensorDesc
+
+# (element, scale, sf_vec_size) of every input recipe.
+RECIPES = {
+    "mxfp8": ("float8_e4m3fn", "float8_e8m0fnu", 32),
+    "mxfp8_e5m2": ("float8_e5m2", "float8_e8m0fnu", 32),
+    "mxfp4": ("float4_e2m1fn", "float8_e8m0fnu", 32),
+    "mxfp4_16": ("float4_e2m1fn", "float8_e8m0fnu", 16),
+    "nvfp4": ("float4_e2m1fn", "float8_e4m3fn", 16),
+}
+
+
+def block_scaled_config(problem: Problem) -> BlockScaledGemm:
+    """The kernel configuration of a bound problem."""
+    signature = problem.signature
+    a, b, sfa, sfb, c = (
+        signature.operand(n)
+        for n in ("a_tensor", "b_tensor", "sfa_tensor", "sfb_tensor", "c_tensor")
+    )
+    return BlockScaledGemm(
+        a_dtype=a.dtype,
+        b_dtype=b.dtype,
+        sf_dtype=sfa.dtype,
+        sf_vec=signature.attribute("sf_vec_size"),
+        c_dtype=c.dtype,
+        a_container=a.container,
+        b_container=b.container,
+        c_container=c.container,
+        sfa_container=sfa.container,
+        sfb_container=sfb.container,
+        a_major=a.major,
+        b_major=b.major,
+        c_major=c.major,
+        sfa_form=sfa.major,
+        sfb_form=sfb.major,
+        c_store="tma" if c.tma else "direct",
+        batch=signature.attribute("batch"),
+        amax=signature.attribute("amax"),
+        tile=choose_tile(problem),
+    )
+
+
+def choose_tile(problem: Problem) -> TileConfig:
+    """The tile from the extents, out of a few, so that no size alone costs many compiles."""
+    return TileConfig()
+
+
+def block_scaled_source(plan: Plan) -> KernelSource:
+    """What the compile cache needs to build the kernel of a plan."""
+
+    def build():
+        from cudnn_core.hopper import block_scaled
+
+        return block_scaled.kernel(plan.config), block_scaled.fake_args(plan.config), ""
+
+    return KernelSource("gemm_amax", key=plan, build=build, sources=("cudnn_gemm_dense.kernels",))
+
+
+def examples(contract: Contract, everything: bool) -> Iterator[tuple[str, Problem]]:
+    """(label, problem) to compile ahead: every recipe, the usual outputs, torch's and JAX's views of scales."""
+    outputs = ["float32", "bfloat16", "float16"]
+    extents = [(8192, 8192, 8192)]
+    majors = [("k", "k", "n")]
+    forms = ["logical"]
+    if everything:
+        outputs += ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"]
+        majors = list(product("km", "kn", "nm"))
+        forms = ["logical", "physical"]
+    for (name, recipe), c, major, form, extent in product(
+        RECIPES.items(), outputs, majors, forms, extents
+    ):
+        fp4 = recipe[0] == "float4_e2m1fn"
+        if (fp4 and major != ("k", "k", "n")) or (c == "float4_e2m1fn" and not fp4):
+            continue
+        a, b, o = major
+        label = f"{name} {a}{b} -> {c} {o}-major, {form} scales"
+        yield label, example(contract, recipe, c, major, form, extent)
+
+
+def example(
+    contract: Contract,
+    recipe: tuple[str, str, int],
+    c_dtype: str,
+    majors: tuple[str, str, str] = ("k", "k", "n"),
+    form: str = "logical",
+    extents: tuple[int, int, int] = (8192, 8192, 8192),
+) -> Problem:
+    """A problem of these formats and layouts, bound without arrays."""
+    element, scale, vec = recipe
+    m, n, k = extents
+    a_major, b_major, c_major = majors
+    descs = [
+        _matrix("a_tensor", element, (m, k), a_major == "m"),
+        _matrix("b_tensor", element, (n, k), b_major == "n"),
+        _scales("sfa_tensor", scale, m, k, vec, form),
+        _scales("sfb_tensor", scale, n, k, vec, form),
+    ]
+    return contract.bind(descs, {"sf_vec_size": vec, "c_dtype": c_dtype, "c_major": c_major})
+
+
+def _matrix(name: str, dtype: str, shape: tuple[int, int], first_contiguous: bool) -> TensorDesc:
+    rows, columns = shape
+    stride = (1, rows, rows * columns) if first_contiguous else (columns, 1, rows * columns)
+    device = Device("cuda", 0)
+    return TensorDesc(as_dtype(dtype), (rows, columns, 1), stride, None, device, name=name)
+
+
+def _scales(name: str, dtype: str, rows: int, k: int, vec: int, form: str) -> TensorDesc:
+    r, q = -(-rows // 128), -(-k // (4 * vec))
+    physical = (1, r, q, 32, 4, 4), (512 * q * r, 512 * q, 512, 16, 4, 1)
+    logical = (32, 4, r, 4, q, 1), (16, 4, 512 * q, 1, 512, 512 * q * r)
+    shape, stride = physical if form == "physical" else logical
+    return TensorDesc(as_dtype(dtype), shape, stride, None, Device("cuda", 0), name=name)

@@ -9,8 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
+from . import env
 from .contract import Problem, Signature
-from .device_info import device_info
+from .device_info import device_count, device_info
+from .errors import mismatch
 from .plan import Plan
 from .tensor_desc import Device
 
@@ -38,6 +40,10 @@ class Engine(ABC):
     @abstractmethod
     def plan(self, problem: Problem) -> Plan:
         """The compile key, tile included, that this engine chooses for the problem."""
+
+    def scalars(self, problem: Problem) -> tuple[Any, ...]:
+        """Run-time numbers that the executable takes between its arrays and the stream."""
+        return ()
 
     @abstractmethod
     def compile(self, plan: Plan) -> Executable:
@@ -102,6 +108,8 @@ class HopperEngine(Engine):
     def why_not_device(self, device: Device) -> str | None:
         if device.type != "cuda":
             return "it needs a CUDA device"
+        if device_count() == 0:
+            return "no CUDA device is visible to this process"
         major, minor = device_info(device.index or 0).compute_capability
         if major != 9:
             return f"it needs compute capability 9.x (H100, H200), {device} has {major}.{minor}"
@@ -109,6 +117,15 @@ class HopperEngine(Engine):
 
     def plan(self, problem: Problem) -> Plan:
         return Plan(problem.signature.op, self.name, self.arch, self._configure(problem))
+
+    def scalars(self, problem: Problem) -> tuple[int]:
+        """How many thread blocks may run at once: one a multiprocessor, less the margin the user keeps free."""
+        blocks = device_info(problem.device.index or 0).sm_count
+        margin = env.get("CUDNNFE_CLUSTER_OVERLAP_MARGIN")
+        if margin >= blocks:
+            expected = f"fewer than the {blocks} multiprocessors of {problem.device}"
+            raise ValueError(mismatch("CUDNNFE_CLUSTER_OVERLAP_MARGIN", expected, margin))
+        return (blocks - margin,)
 
     def source(self, plan: Plan) -> Any:
         """What the compile cache needs to build this plan."""

@@ -31,7 +31,16 @@ REGISTRY: dict[str, Op] = {}
 class Prepared:
     """A bound problem on one adapter: allocates its outputs and launches. Holds no tensor."""
 
-    __slots__ = ("adapter", "allocate", "device", "executable", "launch", "names", "problem")
+    __slots__ = (
+        "adapter",
+        "allocate",
+        "device",
+        "executable",
+        "launch",
+        "names",
+        "problem",
+        "scalars",
+    )
 
     def __init__(self, op: Op, adapter: Adapter, problem: Problem) -> None:
         engine = select(op.engines, problem)
@@ -39,6 +48,7 @@ class Prepared:
         self.problem = problem
         self.device = problem.device
         self.names = op.output_names
+        self.scalars = engine.scalars(problem)
         self.executable = engine.compile(engine.plan(problem))
         self.launch = launcher(op, adapter, problem, engine, self.executable)
         self.allocate = tuple(
@@ -74,7 +84,8 @@ def launcher(
                 op.fill_empty(adapter, tensors[len(op.contract.inputs) :])
 
     else:
-        launch = adapter.launcher(getattr(executable, "call", executable), problem.device)
+        call = getattr(executable, "call", executable)
+        launch = adapter.launcher(call, problem.device, engine.scalars(problem))
     return launch
 
 
@@ -215,6 +226,7 @@ class OpClass(APIBase):
         self._engine = select(self.op.engines, self._problem)
 
     def _compile(self) -> None:
+        self._engine.scalars(self._problem)  # a margin that leaves no block is an error now
         self._executable = self._engine.compile(self._engine.plan(self._problem))
         operands = self.op.contract.operands
         self._scalars = tuple(

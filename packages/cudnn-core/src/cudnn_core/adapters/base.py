@@ -133,14 +133,14 @@ class Adapter(abc.ABC):
         return NOTHING_TO_GUARD
 
     def launcher(
-        self, executable: Callable[..., None], device: Device
+        self, executable: Callable[..., None], device: Device, scalars: tuple[Any, ...] = ()
     ) -> Callable[[Sequence[Any], Any], None]:
-        """launch(arrays, stream): calls executable(*arrays, handle) with `device` current."""
+        """launch(arrays, stream): executable(*arrays, *scalars, handle) with `device` current."""
 
         def launch(arrays: Sequence[Any], stream: Any) -> None:
             handle = self.stream_handle(stream, device)
             with self.guard(device):
-                executable(*arrays, handle)
+                executable(*arrays, *scalars, handle)
 
         return launch
 

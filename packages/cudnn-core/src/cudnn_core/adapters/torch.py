@@ -111,7 +111,7 @@ class TorchAdapter(Adapter):
         return torch.cuda.stream(_stream(handle, device))
 
     def launcher(
-        self, executable: Callable[..., None], device: Device
+        self, executable: Callable[..., None], device: Device, scalars: tuple[Any, ...] = ()
     ) -> Callable[[Sequence[Any], Any], None]:
         # The warm path of every CUDA call: bound functions, a context manager only when needed.
         index, current_device = device.index, torch.cuda.current_device
@@ -123,10 +123,10 @@ class TorchAdapter(Adapter):
             else:
                 handle = self.stream_handle(stream, device)
             if current_device() == index and hasattr(_thread, "has_context"):
-                executable(*arrays, handle)
+                executable(*arrays, *scalars, handle)
                 return
             with self.guard(device):
-                executable(*arrays, handle)
+                executable(*arrays, *scalars, handle)
 
         return launch
 

@@ -11,6 +11,7 @@ import cudnn
 import cudnn_core
 import cudnn_gemm_grouped
 from cudnn_core.testing.imports import heavy_after, import_seconds, run
+from cudnn_core.testing.stubs import stub_names
 
 MODULE_PATHS = (
     "cudnn.api_base",
@@ -191,3 +192,7 @@ def test_module_and_script_are_the_same_command():
     ]
     assert "demo" in shown[0]
     assert shown[0].replace("python -m cudnn", "cudnn") == shown[1]
+
+
+def test_editors_see_the_same_names():
+    assert stub_names(cudnn) == {*cudnn.NAMES, *cudnn.SUBMODULES}

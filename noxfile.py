@@ -40,6 +40,7 @@ def sync(session, *selection, groups=()):
     session.run_install(
         "uv",
         "sync",
+        "--quiet",
         "--python",
         session.virtualenv.location,
         *selection,
@@ -129,10 +130,12 @@ def docs(session):
 @nox.session
 def wheels(session):
     """Build every package; test each from its wheel, away from the repository."""
-    folder = Path(session.create_tmp())
+    folder = Path(session.create_tmp()).resolve()
     shutil.rmtree(folder)
     dist = folder / "dist"
-    session.run("uv", "build", "--all-packages", "--wheel", "--out-dir", str(dist), external=True)
+    session.run(
+        "uv", "build", "--quiet", "--all-packages", "--wheel", "--out-dir", str(dist), external=True
+    )
     for package in PACKAGES:
         siblings = {"cudnn-core", package}
         test_wheel(session, folder, dist, package, siblings, ROOT / "packages" / package / "tests")
@@ -154,7 +157,7 @@ def test_wheel(session, folder, dist, package, siblings, tests):
     session.run("uv", "venv", "--python", session.virtualenv.location, str(venv), external=True)
     # Versions come from the committed export; the groups only say which tools a test run needs.
     session.run(
-        *("uv", "pip", "install", "--python", str(python)),
+        *("uv", "pip", "install", "--quiet", "--python", str(python)),
         *("--constraints", str(ROOT / "requirements.lock"), "--group", "test"),
         *(
             f"{wheel}[cli]" if wheel.name.startswith("cudnn_core-") else str(wheel)

@@ -53,6 +53,13 @@ def test_packages_agree_on_version_and_pin_siblings_to_it():
                 assert requirement.endswith(f"=={version}"), requirement
 
 
+def test_every_wheel_carries_the_license():
+    licenses = {(ROOT / path.parent / "LICENSE").read_text() for path in pyprojects()}
+    assert len(licenses) == 1
+    for path in pyprojects():
+        assert tomllib.loads((ROOT / path).read_text())["project"]["license-files"] == ["LICENSE"]
+
+
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_no_committed_text_names(what):
     named = []

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from importlib import import_module, metadata
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ import cudnn
 import cudnn_core
 import cudnn_gemm_grouped
 from cudnn_core.testing.imports import heavy_after, import_seconds, run
+from cudnn_core.testing.stubs import stub_names
 
 MODULE_PATHS = (
     "cudnn.api_base",
@@ -186,7 +188,11 @@ def test_framework_namespace_holds_short_names(framework):
 def test_module_and_script_are_the_same_command():
     shown = [
         subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
-        for command in ([sys.executable, "-m", "cudnn"], ["cudnn"])
+        for command in ([sys.executable, "-m", "cudnn"], [Path(sys.executable).with_name("cudnn")])
     ]
     assert "demo" in shown[0]
     assert shown[0].replace("python -m cudnn", "cudnn") == shown[1]
+
+
+def test_editors_see_the_same_names():
+    assert stub_names(cudnn) == {*cudnn.NAMES, *cudnn.SUBMODULES}

@@ -6,6 +6,7 @@ import pytest
 
 import cudnn_core
 from cudnn_core.testing.imports import heavy_after, import_seconds
+from cudnn_core.testing.stubs import stub_names
 
 
 def test_import_loads_nothing_heavy():
@@ -32,3 +33,7 @@ def test_compiler_floor_is_the_requirement():
     floor = ".".join(map(str, DSL_FLOOR))
     needed = [r for r in metadata.requires("cudnn-core") if r.startswith(DSL_DISTRIBUTION)]
     assert len(needed) == 1 and f">={floor}" in needed[0], needed
+
+
+def test_editors_see_the_same_names():
+    assert stub_names(cudnn_core) == {*cudnn_core.NAMES}

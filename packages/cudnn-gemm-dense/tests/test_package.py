@@ -7,6 +7,7 @@ import pytest
 import cudnn_core
 import cudnn_gemm_dense
 from cudnn_core.testing.imports import heavy_after, import_seconds
+from cudnn_core.testing.stubs import stub_names
 
 FUNCTIONS = [n for n in cudnn_gemm_dense.NAMES if n.islower() and not n.endswith("_sm100")]
 CLASSES = [n for n in cudnn_gemm_dense.NAMES if n[0].isupper() and not n.endswith("Sm100")]
@@ -48,3 +49,7 @@ def test_coming_name_says_where_it_will_be(name):
     text = f"{name} is not built yet: .* cudnn-gemm-dense"
     with pytest.raises(NotImplementedError, match=text):
         getattr(cudnn_gemm_dense, name)
+
+
+def test_editors_see_the_same_names():
+    assert stub_names(cudnn_gemm_dense) == {*cudnn_gemm_dense.NAMES}

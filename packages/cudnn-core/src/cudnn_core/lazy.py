@@ -64,7 +64,9 @@ def attach(module, names, *, submodules=(), coming=None, only=None):
         return value
 
     def __dir__():
-        return sorted({*vars(sys.modules[module]), *names, *submodules})
+        # The tables themselves and what they were built with are nobody's business.
+        here = vars(sys.modules[module])
+        return sorted({*(n for n in here if n.startswith("__")), *names, *submodules})
 
     return __getattr__, __dir__
 

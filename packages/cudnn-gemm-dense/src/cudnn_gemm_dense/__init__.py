@@ -25,6 +25,14 @@ COMING = {
     for name in names_of(stem)
 }
 
+
+def ops():
+    """The operations that are built, for the command line: loads their contracts."""
+    from cudnn_gemm_dense import amax
+
+    return (amax.OP,)
+
+
 __getattr__, __dir__ = attach(__name__, NAMES, coming=COMING)
 
 

@@ -1,0 +1,134 @@
+"""The sub-commands and their options; each does its work in a module of its own.
+
+May import typer; everything else is imported by the command that runs.
+"""
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Fused low-precision GPU kernels: try them, inspect the installation, fill the cache.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+cache_app = typer.Typer(
+    help="Show or clear the cache of compiled kernels.", invoke_without_command=True
+)
+app.add_typer(cache_app, name="cache")
+
+
+class EngineChoice(enum.StrEnum):
+    """Engines that the demo can be told to use."""
+
+    auto = "auto"
+    hopper = "hopper"
+    reference = "reference"
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from cudnn_core import __version__
+
+        typer.echo(f"cudnn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    plot: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, metavar="FILE.png", help="Also draw what each format costs."),
+    ] = None,
+    engine: Annotated[EngineChoice, typer.Option(help="Which engine to use.")] = EngineChoice.auto,
+    repeat: Annotated[
+        int | None, typer.Option(min=1, help="Timed calls of each case; the median is shown.")
+    ] = None,
+) -> None:
+    """Run every built operation on real input; show errors, times, and what each format costs."""
+    from cudnn_core.cli import demo, places
+
+    try:
+        status = demo.run(engine.value, repeat, plot)
+    except (demo.NoPlot, places.NoPlace) as error:
+        _fail(error)
+    raise typer.Exit(status)
+
+
+@app.command()
+def doctor() -> None:
+    """Explain what is installed, which engines can run here, and why not the others."""
+    from cudnn_core.cli import doctor
+
+    raise typer.Exit(doctor.run())
+
+
+@app.command("compile")
+def compile_(
+    family: Annotated[
+        list[str] | None, typer.Argument(help="Families to compile, such as dense; default: all.")
+    ] = None,
+    arch: Annotated[str, typer.Option(help="Architecture to compile for.")] = "sm_90a",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes; default: one for each processor.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every variant, not only those in common use.")
+    ] = False,
+) -> None:
+    """Fill the kernel cache ahead of time. Needs Linux and the compiler, but no GPU."""
+    from cudnn_core.cli import ahead, families
+
+    try:
+        status = ahead.run(family or [], arch, jobs, everything)
+    except (ahead.CannotCompile, families.UnknownFamily) as error:
+        _fail(error)
+    raise typer.Exit(status)
+
+
+@cache_app.callback()
+def _cache(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        show()
+
+
+@cache_app.command()
+def show() -> None:
+    """List the compiled kernels on disk."""
+    from cudnn_core.cli import stored
+
+    try:
+        stored.show()
+    except stored.NoCache as error:
+        _fail(error)
+
+
+@cache_app.command()
+def clear(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove the compiled kernels from disk."""
+    from cudnn_core.cli import stored
+
+    try:
+        stored.clear(lambda question: yes or typer.confirm(question))
+    except stored.NoCache as error:
+        _fail(error)
+
+
+def _fail(error: Exception) -> None:
+    typer.echo(f"cudnn: {error}", err=True)
+    raise typer.Exit(2) from None

@@ -1,0 +1,92 @@
+"""Which families of operations are installed, found by name. May import the standard library only.
+
+A family is an importable package `cudnn_<family>` beside `cudnn_core`. What it offers the command
+line, each part optional:
+
+    ops() -> iterable of cudnn_core.op.Op      in the package: the operations that are built
+    module _demo                               see cudnn_core.cli.protocol
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+_PREFIX = "cudnn_"
+_CORE = "cudnn_core"
+
+
+@dataclass(frozen=True)
+class Family:
+    """An installed family: `name` is "gemm-dense", `module` is "cudnn_gemm_dense"."""
+
+    name: str
+    module: str
+
+    @property
+    def distribution(self) -> str:
+        return self.module.replace("_", "-")
+
+    @property
+    def version(self) -> str:
+        """The installed distribution's version; "" when it runs from a source tree."""
+        return version_of(self.distribution) or ""
+
+    def ops(self) -> tuple[Any, ...]:
+        """The operations that are built, imported now; none for a family that is only planned."""
+        listing = getattr(importlib.import_module(self.module), "ops", None)
+        return () if listing is None else tuple(listing())
+
+    def demo(self) -> ModuleType | None:
+        """The family's `_demo` module, None without one."""
+        name = f"{self.module}._demo"
+        return importlib.import_module(name) if importlib.util.find_spec(name) else None
+
+
+class UnknownFamily(ValueError):
+    """A name that no installed family has."""
+
+
+def installed() -> tuple[Family, ...]:
+    """All families that can be imported here, by name."""
+    names = {
+        module.name
+        for module in pkgutil.iter_modules()
+        if module.ispkg and module.name.startswith(_PREFIX) and module.name != _CORE
+    }
+    return tuple(Family(_plain(name), name) for name in sorted(names))
+
+
+def named(names: Iterable[str], known: tuple[Family, ...] | None = None) -> tuple[Family, ...]:
+    """The families called `names`: "gemm-dense", "cudnn_gemm_dense", or "dense" if that is enough.
+
+    Raises UnknownFamily, naming the known ones.
+    """
+    known = installed() if known is None else known
+    chosen = []
+    for name in names:
+        wanted = _plain(name)
+        exact = [f for f in known if f.name == wanted]
+        found = exact or [f for f in known if f.name.endswith(f"-{wanted}")]
+        if len(found) != 1:
+            listing = ", ".join(f.name for f in known) or "none is installed"
+            raise UnknownFamily(f"unknown family {name!r}; known here: {listing}")
+        if found[0] not in chosen:
+            chosen.append(found[0])
+    return tuple(chosen)
+
+
+def version_of(distribution: str) -> str | None:
+    """Version of an installed distribution, None without it; the distribution is not imported."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-").removeprefix("cudnn-")

@@ -35,10 +35,10 @@ def error(fmt: str, inputs, c: torch.Tensor, rows: int = 256) -> float:
     """Relative Frobenius error of the first and last rows of C against float64."""
     a, b, sfa, sfb = inputs
     k = a.shape[1] * (2 if "fp4" in fmt else 1)
-    wide = [
-        cudnn.dequantize(x, s, fmt, axis=1, size=k)[..., 0] for x, s in ((a, sfa), (b, sfb))
-    ]
-    picked = torch.cat([torch.arange(min(rows, c.shape[0])), torch.arange(max(0, c.shape[0] - rows), c.shape[0])])
+    wide = [cudnn.dequantize(x, s, fmt, axis=1, size=k)[..., 0] for x, s in ((a, sfa), (b, sfb))]
+    picked = torch.cat(
+        [torch.arange(min(rows, c.shape[0])), torch.arange(max(0, c.shape[0] - rows), c.shape[0])]
+    )
     picked = picked.unique().cuda()
     exact = wide[0][picked].double() @ wide[1].double().T
     return ((c[picked, :, 0].double() - exact).norm() / exact.norm()).item()
@@ -89,14 +89,25 @@ def measure(m: int, n: int, k: int, rounds: int) -> list[dict]:
         bits = 8.25 if "fp8" in fmt else (4.25 if fmt == "mxfp4" else 4.5)
         moved = (m + n) * k * bits / 8 + m * n * 2
         floor = max(flop / PEAK_TFLOPS / 1e6, moved / PEAK_TB_S / 1e6)
-        rows.append({
-            "op": "dense/amax", "case": f"{m},{n},{k}", "dtype": f"{fmt}x{fmt}->bf16",
-            "ours_us": us, "host_us": None, "peers": {"torch.mm": medians["torch.mm"]},
-            "targets": {"torch.mm": 0.60}, "bounds": {}, "tflops": flop / us / 1e6,
-            "tb_s": moved / us / 1e6, "roofline": floor / us, "error": errors[fmt],
-            "torch": torch.__version__, "dsl": version("nvidia-cutlass-dsl"),
-            "date": datetime.date.today().isoformat(),
-        })
+        rows.append(
+            {
+                "op": "dense/amax",
+                "case": f"{m},{n},{k}",
+                "dtype": f"{fmt}x{fmt}->bf16",
+                "ours_us": us,
+                "host_us": None,
+                "peers": {"torch.mm": medians["torch.mm"]},
+                "targets": {"torch.mm": 0.60},
+                "bounds": {},
+                "tflops": flop / us / 1e6,
+                "tb_s": moved / us / 1e6,
+                "roofline": floor / us,
+                "error": errors[fmt],
+                "torch": torch.__version__,
+                "dsl": version("nvidia-cutlass-dsl"),
+                "date": datetime.date.today().isoformat(),
+            }
+        )
     return rows
 
 

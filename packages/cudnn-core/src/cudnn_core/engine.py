@@ -151,5 +151,7 @@ def select(engines: Sequence[Engine], problem: Problem) -> Engine:
             if reason is None:
                 return engine
         declined.append(f"{engine.name}: {reason}")
-    message = f"{problem.signature.op}: no engine runs this on {problem.device} ({'; '.join(declined)})"
+    message = (
+        f"{problem.signature.op}: no engine runs this on {problem.device} ({'; '.join(declined)})"
+    )
     raise NotImplementedError(message) if fits_device else RuntimeError(message)

@@ -6,6 +6,7 @@ metadata goes straight to the executable. May import contract, engine, adapters 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -89,6 +90,15 @@ def launcher(
     return launch
 
 
+def log_reinterpretations(logger: logging.Logger, problem: Problem) -> None:
+    """One WARNING for each operand whose container says less than what it is taken for."""
+    for operand in problem.signature.operands:
+        if operand.container == "uint8":
+            logger.warning("%s: uint8 treated as packed fp4 (float4_e2m1fn_x2)", operand.name)
+        elif operand.container == "int8":
+            logger.warning("%s: int8 treated as e8m0 (float8_e8m0fnu)", operand.name)
+
+
 class Op:
     """contract + engines. `namespace` and `short_name` spell the torch op: ``namespace::short_name``.
 
@@ -122,7 +132,7 @@ class Op:
         if adapter is not None and adapter.needs_op(inputs):
             return adapter.op_door(self, inputs, attributes, stream)
         try:
-            key = (attributes, *map(adapter.metadata, inputs))
+            key = (attributes, adapter.key(inputs))
             prepared = self._prepared.get(key)
         except (AttributeError, TypeError):
             # An argument that is no tensor of this adapter, or an unhashable option: the slow way says which.
@@ -141,7 +151,7 @@ class Op:
 
     def call_plain(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> TupleDict:
         """The wrapper door for plain tensors of any framework but JAX, on the current stream."""
-        key = (attributes, *map(adapter_of(inputs[0]).metadata, inputs))
+        key = (attributes, adapter_of(inputs[0]).key(inputs))
         prepared = self._prepared.get(key) or self.prepare(inputs, attributes, key)
         return prepared(inputs, None)
 
@@ -154,14 +164,18 @@ class Op:
         """Attributes in contract order as a mapping; missing trailing ones take their defaults."""
         return dict(zip(self._attribute_names, attributes, strict=False))
 
-    def prepare(self, inputs: Sequence[Any], attributes: Sequence[Any], key: Any = None) -> Prepared:
+    def prepare(
+        self, inputs: Sequence[Any], attributes: Sequence[Any], key: Any = None
+    ) -> Prepared:
         """Bind, select, compile or load; remembered under `key`, the oldest call forgotten beyond a bound."""
         named = dict(zip(self._input_names, inputs, strict=True))
         adapter, _ = common(named, self.short_name)
         descs = [
             adapter.describe(x, name) for name, x in zip(self._input_names, inputs, strict=True)
         ]
-        prepared = Prepared(self, adapter, self.contract.bind(descs, self.named(attributes)))
+        problem = self.contract.bind(descs, self.named(attributes))
+        log_reinterpretations(logging.getLogger(self.namespace), problem)
+        prepared = Prepared(self, adapter, problem)
         if key is not None:
             with self._lock:
                 while len(self._prepared) >= REMEMBERED_CALLS:
@@ -169,9 +183,7 @@ class Op:
                 self._prepared[key] = prepared
         return prepared
 
-    def sources(
-        self, arch: str = "sm_90a", everything: bool = False
-    ) -> Iterator[tuple[str, Any]]:
+    def sources(self, arch: str = "sm_90a", everything: bool = False) -> Iterator[tuple[str, Any]]:
         """(label, KernelSource) of the plans worth compiling ahead for `arch`, each once.
 
         `everything` asks for the whole product of formats and layouts instead of the common ones.
@@ -223,6 +235,7 @@ class OpClass(APIBase):
     def _check_support(self) -> None:
         """ValueError / NotImplementedError for the tensors and options, then RuntimeError for the device."""
         self._problem = self.op.contract.bind(self._descs, self._attributes)
+        log_reinterpretations(self._logger, self._problem)
         self._engine = select(self.op.engines, self._problem)
 
     def _compile(self) -> None:

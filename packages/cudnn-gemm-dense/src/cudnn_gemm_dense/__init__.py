@@ -34,10 +34,3 @@ def ops():
 
 
 __getattr__, __dir__ = attach(__name__, NAMES, coming=COMING)
-
-
-def ops():
-    """The operations that are built, for the command line."""
-    from .amax import OP
-
-    return (OP,)

@@ -71,9 +71,13 @@ def _pairing(signature: Signature, dims: Mapping[str, int]) -> None:
         legal = "float8_e8m0fnu scales with sf_vec_size 32"
         if fp4:
             legal = "float8_e8m0fnu scales with sf_vec_size 16 or 32, or float8_e4m3fn with 16"
-        raise ValueError(mismatch("sf_vec_size", f"{legal} for {a.dtype}", f"{sfa.dtype} with {vec}"))
+        raise ValueError(
+            mismatch("sf_vec_size", f"{legal} for {a.dtype}", f"{sfa.dtype} with {vec}")
+        )
     if c.dtype == FLOAT4_E2M1FN.name and not fp4:
-        raise ValueError(mismatch("c_tensor", "an FP4 result only from FP4 inputs", f"inputs {a.dtype}"))
+        raise ValueError(
+            mismatch("c_tensor", "an FP4 result only from FP4 inputs", f"inputs {a.dtype}")
+        )
 
 
 CONTRACT = Contract(
@@ -198,14 +202,14 @@ def gemm_amax_wrapper(
     sfa_tensor, sfb_tensor: block scales in the 128x4 atom layout, as the view (32, 4, R, 4, Q, L) or as contiguous
         (L, R, Q, 32, 4, 4), R = ceil(rows/128), Q = ceil(K/(4 v)). Padding is ignored. MXFP8: float8_e8m0fnu, v = 32;
         MXFP4: float8_e8m0fnu, v = 32 or 16; NVFP4: float8_e4m3fn, v = 16. int8 is read as float8_e8m0fnu.
-    c_major: "n" (rows contiguous) or "m". c_dtype: float32, float16, bfloat16, float8_e4m3fn, float8_e5m2; with FP4 inputs
-        also float4_e2m1fn or uint8 (packed along N, "n" only).
+    c_major: "n" (rows contiguous) or "m". c_dtype: float32, float16, bfloat16, float8_e4m3fn, float8_e5m2; with FP4
+        inputs also float4_e2m1fn or uint8 (packed along N, "n" only).
     mma_tiler_mn, cluster_shape_mn: hints, (128|256, 128|256) and (1|2|4, 1|2|4); None lets the engine choose.
     stream: None is the framework's current stream; an int handle, CUstream, torch.cuda.Stream or ``__cuda_stream__``.
 
     Returns TupleDict(c_tensor (M, N, L), amax_tensor (1, 1, 1) float32).
-    Numerics: operands expand to BF16, exactly while element times scale lies in [2^-133, BF16's maximum]; one RNE rounding
-        at the store, saturating for FP8 and FP4. NaN reaches every output that depends on it, amax included.
+    Numerics: operands expand to BF16, exactly while element times scale lies in [2^-133, BF16's maximum]; one RNE
+        rounding at the store, saturating for FP8 and FP4. NaN reaches every output that depends on it, amax included.
     Raises: ValueError (shape, stride, dtype, combination), TypeError (not a tensor), RuntimeError (no engine for the
         device). Launch: one kernel (and one fill of amax), no sync, capturable after one warm call, bitwise repeatable.
     """

@@ -17,7 +17,9 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
     return x.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
-def expand(operand: OperandPlan, data: np.ndarray, scales: OperandPlan, scale: np.ndarray, vec: int):
+def expand(
+    operand: OperandPlan, data: np.ndarray, scales: OperandPlan, scale: np.ndarray, vec: int
+):
     """(L, rows, K) FP32: element times scale, rounded once to BF16, as the tensor core gets it.
 
     data: (rows, K, L) in its container (FP4: (rows, K/2, L) bytes). Scale padding is not read.

@@ -25,9 +25,7 @@ class Attribute:
     of_output: bool = False
 
 
-def choice(
-    name: str, default: Any, allowed: Iterable[Any], of_output: bool = False
-) -> Attribute:
+def choice(name: str, default: Any, allowed: Iterable[Any], of_output: bool = False) -> Attribute:
     """An attribute whose value is one of a few. Any integer type passes for an integer, a boolean never."""
     values = tuple(allowed)
 
@@ -56,7 +54,9 @@ def dtype_attribute(
     return Attribute(name, default, parse, of_output)
 
 
-def tile_hint(name: str, default: Any, allowed: tuple[tuple[int, ...], tuple[int, ...]]) -> Attribute:
+def tile_hint(
+    name: str, default: Any, allowed: tuple[tuple[int, ...], tuple[int, ...]]
+) -> Attribute:
     """A pair such as ``mma_tiler_mn``: None means "choose", legal pairs are hints to the engine."""
 
     def parse(value: Any, argument: str) -> Hashable:

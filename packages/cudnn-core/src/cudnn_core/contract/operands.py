@@ -48,7 +48,9 @@ class Operand:
 
 def _check_rank(desc: TensorDesc, dims: tuple[str, ...], name: str) -> None:
     if len(desc.shape) != len(dims):
-        hint = "add a trailing batch axis of extent 1 (x[..., None])" if len(desc.shape) == 2 else ""
+        hint = (
+            "add a trailing batch axis of extent 1 (x[..., None])" if len(desc.shape) == 2 else ""
+        )
         expected = f"rank {len(dims)} {axes(dims)}"
         raise ValueError(mismatch(name, expected, f"shape {tuple(desc.shape)}", hint))
 
@@ -97,7 +99,9 @@ class Matrix(Operand):
     def _major(self, desc: TensorDesc, wanted: str | None) -> str:
         """The major whose axis is contiguous. Strides of extent-1 axes are arbitrary and never asked."""
         candidates = [
-            letter for letter, axis in self.majors.items() if self._admits(desc, self.dims.index(axis))
+            letter
+            for letter, axis in self.majors.items()
+            if self._admits(desc, self.dims.index(axis))
         ]
         if desc.dtype.is_fp4:
             candidates = [letter for letter in candidates if letter == self.fp4_major]
@@ -246,7 +250,9 @@ class ScaleFactor(Operand):
             f"or contiguous shape {physical}"
         )
         got = f"shape {tuple(desc.shape)} with strides {tuple(desc.stride)}"
-        return mismatch(desc.name or self.name, expected, got, "cudnn.pack_scales makes this layout")
+        return mismatch(
+            desc.name or self.name, expected, got, "cudnn.pack_scales makes this layout"
+        )
 
 
 @dataclass(frozen=True)

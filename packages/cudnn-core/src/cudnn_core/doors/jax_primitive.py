@@ -19,7 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from ..contract import Problem, ScalarTensor, ScaleFactor
-from ..dtypes import FLOAT4_E2M1FN, UINT8, DType, as_dtype
+from ..dtypes import FLOAT4_E2M1FN, UINT8, as_dtype
 from ..engine import select
 from ..errors import mismatch
 from ..tensor_desc import Device, TensorDesc, contiguous_stride
@@ -61,7 +61,9 @@ def primitive(op: Op) -> Primitive:
     prim.multiple_results = True
     prim.def_impl(_impl(prim))
     prim.def_abstract_eval(lambda *avals, **params: _results(op, avals, **params))
-    batching.primitive_batchers[prim] = lambda args, dims, **params: _batch(op, prim, args, dims, **params)
+    batching.primitive_batchers[prim] = lambda args, dims, **params: _batch(
+        op, prim, args, dims, **params
+    )
     mlir.register_lowering(prim, mlir.lower_fun(_on_cpu(op), multiple_results=True), platform="cpu")
     mlir.register_lowering(
         prim, mlir.lower_fun(_on_cuda(op), multiple_results=True), platform="cuda"

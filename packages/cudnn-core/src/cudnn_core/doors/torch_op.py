@@ -63,9 +63,7 @@ def call(op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...], stream: A
 
 def schema(op: Op) -> str:
     """``(Tensor a, ..., str c_major="n", ...) -> (Tensor, Tensor)`` from the contract."""
-    arguments = [
-        f"Tensor{'?' if o.optional else ''} {o.name}" for o in op.contract.inputs
-    ]
+    arguments = [f"Tensor{'?' if o.optional else ''} {o.name}" for o in op.contract.inputs]
     for attribute in op.contract.attributes:
         kind, default = _schema_type(attribute.default)
         arguments.append(f"{kind} {attribute.name}={default}")

@@ -1,6 +1,7 @@
 """The sentences of every refusal, in one place. Imports nothing.
 
-A message names the argument, what was expected and what came: ``a_tensor: expected rank 3 (M, K, L), got shape (4, 4)``.
+A message names the argument, what was expected and what came:
+``a_tensor: expected rank 3 (M, K, L), got shape (4, 4)``.
 """
 
 from __future__ import annotations

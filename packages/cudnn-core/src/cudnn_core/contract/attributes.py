@@ -68,9 +68,9 @@ def tile_hint(
             pair = ()
         if len(pair) != 2:
             raise ValueError(mismatch(argument, "a pair of integers or None", repr(value)))
-        for index, legal in enumerate(allowed):
-            if pair[index] not in legal:
-                raise ValueError(mismatch(f"{argument}[{index}]", one_of(legal), pair[index]))
+        for mode, legal in enumerate(allowed):
+            if pair[mode] not in legal:
+                raise ValueError(mismatch(f"{argument}[{mode}]", one_of(legal), pair[mode]))
         return pair
 
     return Attribute(name, default, parse)

@@ -1,7 +1,7 @@
 """The JAX door: one primitive per Op, generic over contracts.
 
 Abstract evaluation is the contract; on CPU the lowering calls back into the reference engine, on CUDA it is an FFI call
-to the cached executable; `jax.vmap` becomes the batch dimension L. May import jax (reached through the jax adapter alone).
+to the cached executable; `jax.vmap` becomes the batch dimension L. May import jax (the jax adapter alone comes here).
 
 Unbatched operands have the contract's shapes with L = 1. Batched ones are batch-outermost: (L, M, K) for (M, K, L),
 and (L, R, Q, 32, 4, 4) for scale factors as ever; an operand that no vmap maps keeps a batch extent of 1.

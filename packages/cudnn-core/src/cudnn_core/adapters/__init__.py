@@ -19,7 +19,9 @@ def adapter_of(x: Any) -> Adapter | None:
         name = _framework(x)
         if name is None:
             return None
-        found = _by_type[type(x)] = _adapter(name)
+        found = _adapter(name)
+        if name != "metadata":  # a foreign type may be anything: each object of it is looked at
+            _by_type[type(x)] = found
     return found
 
 
@@ -92,7 +94,7 @@ def _framework(x: Any) -> str | None:
     # A partly imported torch (another thread is importing it) has no Tensor yet.
     if torch is not None and isinstance(x, getattr(torch, "Tensor", ())):
         return "torch"
-    looks_like_array = hasattr(x, "shape") and hasattr(x, "dtype")
+    looks_like_array = isinstance(getattr(x, "shape", None), (tuple, list)) and hasattr(x, "dtype")
     if looks_like_array and type(x).__module__.partition(".")[0] in ("jax", "jaxlib"):
         return "jax"
     numpy = sys.modules.get("numpy")

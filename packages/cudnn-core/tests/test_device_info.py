@@ -89,7 +89,9 @@ def fresh(monkeypatch):
     module._driver.cache_clear()
 
 
-@pytest.mark.parametrize("driver", [None, FakeDriver(init_code=100)], ids=["no driver", "no device"])
+@pytest.mark.parametrize(
+    "driver", [None, FakeDriver(init_code=100)], ids=["no driver", "no device"]
+)
 def test_without_a_device(fresh, driver):
     fresh(driver)
     assert device_count() == 0

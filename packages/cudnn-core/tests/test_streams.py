@@ -37,7 +37,9 @@ def test_none_is_the_current_stream_of_the_framework():
     assert adapter.stream_handle(0, CUDA0) == 0
 
 
-@pytest.mark.parametrize("module, kind", [("cuda.bindings.driver", "CUstream"), ("cuda.cuda", "CUstream")])
+@pytest.mark.parametrize(
+    "module, kind", [("cuda.bindings.driver", "CUstream"), ("cuda.cuda", "CUstream")]
+)
 def test_a_custream_gives_its_integer(module, kind):
     assert handle_of(fake(kind, module, __int__=lambda self: 48), CUDA0) == 48
 

@@ -28,7 +28,9 @@ def test_types_find_their_adapters():
     assert adapter_of(Foreign()).name == "metadata"
 
 
-@pytest.mark.parametrize("x", [None, 3, 3.0, "x", [1.0], (1,), np.float32(1), object(), np, np.float32])
+@pytest.mark.parametrize(
+    "x", [None, 3, 3.0, "x", [1.0], (1,), np.float32(1), object(), np, np.float32]
+)
 def test_what_is_no_array_has_no_adapter(x):
     assert adapter_of(x) is None
 
@@ -64,7 +66,12 @@ def test_one_call_one_adapter_and_device():
 
 @pytest.mark.parametrize(
     "x, came",
-    [(3, r"3 \(int\)"), (1.5, r"1.5 \(float\)"), ([1], "an object of type list"), (np.float32(2), "float32")],
+    [
+        (3, r"3 \(int\)"),
+        (1.5, r"1.5 \(float\)"),
+        ([1], "an object of type list"),
+        (np.float32(2), "float32"),
+    ],
 )
 def test_what_is_no_tensor_is_a_type_error_that_names_the_argument(x, came):
     with pytest.raises(TypeError, match=f"gemm: alpha: expected a tensor, got .*{came}"):
@@ -80,7 +87,9 @@ def test_no_tensor_at_all():
 
 def test_mixed_frameworks_name_both_arguments():
     torch = pytest.importorskip("torch")
-    with pytest.raises(ValueError, match="op: c: expected a numpy array, as a is, got a torch array"):
+    with pytest.raises(
+        ValueError, match="op: c: expected a numpy array, as a is, got a torch array"
+    ):
         common({"a": ARRAY, "b": None, "c": torch.zeros(1)}, "op")
 
 

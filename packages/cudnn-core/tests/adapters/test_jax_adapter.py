@@ -1,5 +1,6 @@
 """The JAX adapter: concrete arrays, tracers, shape structs."""
 
+import subprocess
 import sys
 import types
 
@@ -97,6 +98,24 @@ def test_arrays_elsewhere_are_not_copied_to_the_host():
         ADAPTER.to_numpy(fake_array(gpu(9, 1)))
     with pytest.raises(ValueError, match="on one device"):
         ADAPTER.device(fake_array(gpu(0, 0), gpu(1, 1)))
+
+
+def test_an_array_over_several_devices_is_refused_by_name():
+    code = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+import jax
+from cudnn_core.adapters import common
+mesh = jax.make_mesh((2,), ("x",))
+placed = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+try:
+    common({"b": jax.device_put(jax.numpy.zeros(4), placed)}, "op")
+except ValueError as error:
+    assert str(error).startswith("op: b: expected an array on one device"), error
+else:
+    raise AssertionError("accepted")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_streams_belong_to_xla():

@@ -37,7 +37,9 @@ def test_views_are_described_in_elements(x):
     if x.size:
         last = tuple(extent - 1 for extent in x.shape)
         reach = sum((e - 1) * s for e, s in zip(desc.shape, desc.stride, strict=True))
-        assert ADAPTER.data_pointer(x[last[0] :, last[1] :, last[2] :]) == address + reach * x.itemsize
+        assert (
+            ADAPTER.data_pointer(x[last[0] :, last[1] :, last[2] :]) == address + reach * x.itemsize
+        )
 
 
 @given(views())
@@ -101,7 +103,9 @@ def test_fp4_is_allocated_as_bytes():
 def test_full_converts_to_the_dtype(value):
     out = ADAPTER.full(TensorDesc.of("float32", (3,)), value)
     np.testing.assert_array_equal(out, np.full(3, value, np.float32))
-    assert np.isnan(ADAPTER.full(TensorDesc.of("float8_e4m3fn", (2,)), np.nan).astype(np.float32)).all()
+    assert np.isnan(
+        ADAPTER.full(TensorDesc.of("float8_e4m3fn", (2,)), np.nan).astype(np.float32)
+    ).all()
 
 
 def test_negative_strides_cannot_be_allocated():

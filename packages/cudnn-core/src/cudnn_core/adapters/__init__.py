@@ -56,7 +56,10 @@ def common(
                 f"{prefix}{name}: expected a torch, JAX or NumPy array, got {_came(x)}, "
                 f"which holds no data that this operation can use"
             )
-        where = found.device(x)
+        try:
+            where = found.device(x)
+        except ValueError as error:
+            raise ValueError(f"{prefix}{name}: {error}") from None
         if device is None or device.type == "unknown":
             device, placed = where, name
         elif where != device and where.type != "unknown":

@@ -38,7 +38,10 @@ class TorchAdapter(Adapter):
             raise ValueError(f"{name or 'tensor'}: expected a strided tensor, got {x.layout}")
         shape, stride = tuple(x.shape), x.stride()
         if dtype.is_fp4:
-            shape, stride = logical_fp4(shape, stride)
+            try:
+                shape, stride = logical_fp4(shape, stride)
+            except RuntimeError as error:
+                raise RuntimeError(f"{name or 'tensor'}: {error}") from None
         return TensorDesc(dtype, shape, stride, None, _device(x.device), name=name)
 
     def metadata(self, x: Any) -> tuple:

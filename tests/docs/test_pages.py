@@ -10,39 +10,28 @@ import numpy as np
 import pytest
 
 import cudnn
-from cudnn_core.env import VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def spelled(default):
-    if isinstance(default, bool):
-        return "on" if default else "off"
-    return "unset" if default is None else str(default)
-
-
-def test_environment_page_is_the_table():
-    rows = [
-        f"| `{v.name}` | {spelled(v.default)} | {v.read} | {v.effect} |" for v in VARIABLES.values()
-    ]
-    text = (ROOT / "docs/environment.md").read_text()
-    assert [line for line in text.splitlines() if line.startswith("| `")] == rows
-
-
-@pytest.fixture
-def drawing():
-    spec = importlib.util.spec_from_file_location("drawing", ROOT / "tools/draw_scale_layout.py")
+def tool(name):
+    """The module of a script under tools/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_scale_layout_picture_is_what_its_script_draws(drawing):
-    assert drawing.TARGET.read_text() == drawing.draw()
+@pytest.mark.parametrize("name", ["draw_scale_layout", "write_environment"])
+def test_generated_file_is_what_its_script_writes(name):
+    script = tool(name)
+    fresh = script.draw() if name == "draw_scale_layout" else script.page()
+    assert script.TARGET.read_text() == fresh, f"run: uv run python tools/{name}.py"
 
 
-def test_scale_layout_picture_says_where_pack_scales_puts_a_scale(drawing):
+def test_scale_layout_picture_says_where_pack_scales_puts_a_scale():
+    drawing = tool("draw_scale_layout")
     plain = np.zeros((300, 12), dtype=np.uint8)
     plain[drawing.ROW + 128, drawing.BLOCK + 4] = 1
     (byte,) = np.flatnonzero(cudnn.pack_scales(plain, scale_layout="physical").reshape(-1))

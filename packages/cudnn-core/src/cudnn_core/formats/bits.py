@@ -1,4 +1,6 @@
-"""Integer forms of the FP32 arithmetic of quantization, shared by PyTorch and JAX. Imports formats.spec.
+"""Integer forms of the FP32 arithmetic of quantization, shared by PyTorch and JAX.
+
+Imports formats.spec.
 
 Arrays are int32 holding FP32 magnitudes (sign bit cleared). `ops` is the library's namespace:
 where, clamp, like(value, array), take(table, index), bits_of_integer. No floating-point arithmetic

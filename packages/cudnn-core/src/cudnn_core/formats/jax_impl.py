@@ -16,6 +16,8 @@ from .spec import E2M1, E4M3, Format, Geometry, float_bits, scale_magnitude
 
 register_with_jax()
 
+ENGINES = ("jax",)
+
 
 class jax_ops:
     """What formats.layout and formats.bits need of an array library."""

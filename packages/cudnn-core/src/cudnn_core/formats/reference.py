@@ -22,6 +22,7 @@ import numpy as np
 from . import layout
 from .spec import E2M1, E4M3, FLOAT_MAX, ElementType, Format, Geometry, scale_magnitude
 
+ENGINES = ("reference",)
 DTYPES = {
     name: np.dtype(getattr(ml_dtypes, name))
     for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")

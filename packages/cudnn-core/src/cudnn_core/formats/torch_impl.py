@@ -71,15 +71,11 @@ def _kept_table(values: tuple, dtype, device):
 
 @torch.no_grad()
 def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale, engine=None):
-    if engine not in (None, *ENGINES):
-        raise ValueError(f"engine: expected None or one of {ENGINES}, got {engine!r}")
     if engine is None:
         engine = "hopper" if x.is_cuda and not torch.compiler.is_compiling() else "torch"
     x = x.detach()
     if per_tensor_scale is not None and per_tensor_scale is not True:
-        per_tensor_scale = torch.as_tensor(
-            per_tensor_scale, dtype=torch.float32, device=x.device
-        ).reshape(())
+        per_tensor_scale = _scalar(per_tensor_scale, x)
     if engine == "hopper":
         from . import kernels
 
@@ -93,15 +89,26 @@ def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale,
     data, scale = quantize_blocks(ordered, fmt, constant)
     if rows_contiguous(x, geo) and not fmt.is_fp4:
         data = data.mT.contiguous().mT
-    return finish(data, scale, fmt, geo, scale_layout) + (per_tensor_scale,)
+    scale = layout.present(torch_ops, scale, geo, scale_layout)
+    return publish_data(data, fmt, geo), finish_scale(scale, fmt), per_tensor_scale
 
 
-def finish(data, plain_scale, fmt: Format, geo: Geometry, scale_layout: str):
-    """Bytes (L, rows, extent) and (L, rows, blocks) -> the public data and scale."""
-    extent = data.shape[-1]
-    data = layout.restore(torch_ops, data.view(data_dtype(fmt)), geo, extent)
-    scale = layout.present(torch_ops, plain_scale, geo, scale_layout)
-    return data, scale.view(getattr(torch, fmt.scale))
+def publish_data(data, fmt: Format, geo: Geometry):
+    """Bytes (L, rows, extent) -> the public dtype and axes."""
+    return layout.restore(torch_ops, data.view(data_dtype(fmt)), geo, data.shape[-1])
+
+
+def finish_scale(scale, fmt: Format):
+    return scale.view(getattr(torch, fmt.scale))
+
+
+def _scalar(value, x):
+    """A number or a one-element tensor as a 0-d FP32 tensor on x's device."""
+    if not isinstance(value, torch.Tensor):
+        return torch.full((), value, dtype=torch.float32, device=x.device)
+    if value.device != x.device:
+        raise ValueError(f"per_tensor_scale: expected device {x.device}, got {value.device}")
+    return value.detach().to(torch.float32).reshape(())
 
 
 def data_dtype(fmt: Format):
@@ -169,7 +176,7 @@ def dequantize(data, scale, fmt: Format, geo: Geometry, scale_layout, per_tensor
     factor = factor[plain.to(torch.int32)].repeat_interleave(fmt.block, dim=-1)[..., : geo.k]
     x = element[codes.to(torch.int32)] * factor
     if per_tensor_scale is not None:
-        x = x * torch.as_tensor(per_tensor_scale, dtype=x.dtype, device=x.device).reshape(())
+        x = x * _scalar(per_tensor_scale, x)
     return layout.restore(torch_ops, x.to(getattr(torch, dtype)), geo, geo.k)
 
 

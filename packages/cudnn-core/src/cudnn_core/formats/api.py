@@ -92,8 +92,10 @@ def quantize(
     implementation = _implementation("x", x)
     _check_input_dtype(implementation.dtype_name(x))
     _check_choice("scale_layout", scale_layout, SCALE_LAYOUTS)
+    if engine is not None:
+        _check_choice("engine", engine, implementation.ENGINES)
     geo = geometry("x", x.shape, axis, row_axis, fmt.block)
-    per_tensor_scale = _per_tensor(per_tensor_scale, fmt)
+    per_tensor_scale = _per_tensor(per_tensor_scale, fmt, framework_of(x))
     data, scale, tensor_scale = implementation.quantize(
         x, fmt, geo, scale_layout, per_tensor_scale, engine
     )
@@ -145,7 +147,7 @@ def dequantize(
     if -(-size // fmt.element.codes_per_byte) != geo.k:
         raise ValueError(f"size: data holds {held} elements along axis {axis}, got {size}")
     geo = geometry("data", geo.with_k(size), axis, row_axis, fmt.block)
-    per_tensor_scale = _per_tensor(per_tensor_scale, fmt, computed=False)
+    per_tensor_scale = _per_tensor(per_tensor_scale, fmt, framework_of(data), computed=False)
     return implementation.dequantize(data, scale, fmt, geo, scale_layout, per_tensor_scale, name)
 
 
@@ -243,7 +245,7 @@ def _either(options) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def _per_tensor(given, fmt: Format, computed=True):
+def _per_tensor(given, fmt: Format, framework: str, computed=True):
     """None, True, a Python float, or a one-element array; anything else is refused."""
     if given is None or given is False:
         return None
@@ -254,6 +256,11 @@ def _per_tensor(given, fmt: Format, computed=True):
             return True
         raise ValueError("per_tensor_scale: expected the scale that quantize returned, got True")
     if framework_of(given) != "unknown":
+        if framework_of(given) != framework:
+            raise TypeError(
+                f"per_tensor_scale: expected a {framework} array like the other, got "
+                f"{framework_of(given)}"
+            )
         count = 1
         for extent in given.shape:
             count *= extent

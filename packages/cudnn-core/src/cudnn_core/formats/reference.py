@@ -20,8 +20,9 @@ import ml_dtypes
 import numpy as np
 
 from . import layout
-from .spec import E2M1, E4M3, FLOAT_MAX, ElementType, Format, Geometry
+from .spec import E2M1, E4M3, FLOAT_MAX, ElementType, Format, Geometry, scale_magnitude
 
+ENGINES = ("reference",)
 DTYPES = {
     name: np.dtype(getattr(ml_dtypes, name))
     for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
@@ -100,7 +101,7 @@ def e8m0_encode(x: np.ndarray) -> np.ndarray:
 @cache
 def e8m0_values() -> np.ndarray:
     """2^(code - 127) for 0..254 (code 0 is subnormal in FP32), NaN for 255."""
-    return np.array([2.0 ** (c - 127) for c in range(255)] + [np.nan], np.float32)
+    return np.array([scale_magnitude("float8_e8m0fnu", c) for c in range(256)], np.float32)
 
 
 def scale_encode(s: np.ndarray, scale: str) -> np.ndarray:
@@ -166,7 +167,6 @@ def min_nan(a, b):
 
 def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale, engine=None):
     ordered = layout.canonical(numpy_ops, np.asarray(x), geo)
-    rows_inner = not fmt.is_fp4 and _rows_contiguous(x, geo)
     wide = ordered.astype(np.float32)
     if per_tensor_scale is True:
         per_tensor_scale = tensor_scale(wide)
@@ -175,16 +175,21 @@ def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale,
         per_tensor_scale = np.asarray(per_tensor_scale, np.float32).reshape(())
         constant = norm_constant(per_tensor_scale)
     codes, scale = quantize_blocks(wide, fmt, constant)
-    data = pack_fp4(codes) if fmt.is_fp4 else codes.view(DTYPES[fmt.element.name])
-    if rows_inner:
+    data = pack_fp4(codes) if fmt.is_fp4 else codes
+    if not fmt.is_fp4 and _rows_contiguous(x, geo):
         data = np.ascontiguousarray(data.swapaxes(1, 2)).swapaxes(1, 2)
-    scale = scale.view(DTYPES[fmt.scale])
+    else:
+        data = np.ascontiguousarray(data)
     return (
-        layout.restore(numpy_ops, np.ascontiguousarray(data) if not rows_inner else data, geo,
-                       data.shape[-1]),
-        layout.present(numpy_ops, scale, geo, scale_layout),
+        layout.restore(numpy_ops, data.view(data_dtype(fmt)), geo, data.shape[-1]),
+        # Laid out as bytes: as E8M0 numbers the padding zeros would turn into NaN.
+        layout.present(numpy_ops, scale, geo, scale_layout).view(DTYPES[fmt.scale]),
         per_tensor_scale,
     )
+
+
+def data_dtype(fmt: Format) -> np.dtype:
+    return DTYPES["uint8" if fmt.is_fp4 else fmt.element.name]
 
 
 def _rows_contiguous(x: np.ndarray, geo: Geometry) -> bool:

@@ -32,7 +32,7 @@ class ElementType:
     @property
     def reciprocal_bits(self) -> int:
         """FP32 bit pattern of R = FP32(1 / max_value), the constant of the quantization rule."""
-        return struct.unpack("<I", struct.pack("<f", 1.0 / self.max_value))[0]
+        return float_bits(1.0 / self.max_value)
 
     @property
     def codes_per_byte(self) -> int:
@@ -46,6 +46,11 @@ class ElementType:
             return float("inf") if self.name == "float8_e5m2" and mantissa == 0 else float("nan")
         fraction = mantissa / (1 << self.mantissa_bits) + (exponent > 0)
         return fraction * 2.0 ** (max(exponent - 1, 0) + self.min_exponent)
+
+
+def float_bits(value: float) -> int:
+    """The FP32 bit pattern of a non-negative number in range, Inf or NaN; to nearest even."""
+    return struct.unpack("<I", struct.pack("<f", value))[0]
 
 
 E4M3 = ElementType("float8_e4m3fn", 8, 3, -6, 448.0, 0x7E, 0x7F)
@@ -70,6 +75,13 @@ class Format:
     @property
     def scale_is_e8m0(self) -> bool:
         return self.scale == "float8_e8m0fnu"
+
+
+def scale_magnitude(scale: str, code: int) -> float:
+    """|value| of a scale byte."""
+    if scale == "float8_e8m0fnu":
+        return 2.0 ** (code - 127) if code < 255 else float("nan")
+    return E4M3.magnitude(code & 0x7F)
 
 
 FORMATS = {

@@ -17,14 +17,14 @@ pytest.importorskip("fcntl")
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty cache folder that this process and its children use; the memory level is empty too."""
-    from cudnn_core import cache
+    from cudnn_core.cache import service
 
     path = tmp_path / "kernels"
     monkeypatch.setenv("CUDNN_CACHE_DIR", str(path))
     monkeypatch.delenv("CUDNN_CACHE", raising=False)
-    cache.clear()
+    service._state.memory.clear()
     yield path
-    cache.clear()
+    service._state.memory.clear()
 
 
 @pytest.fixture

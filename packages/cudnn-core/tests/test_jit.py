@@ -1,6 +1,5 @@
 """The compiler's front door, and the machine-code checks that kernels' tests rely on."""
 
-import importlib.util
 import os
 import struct
 import sys
@@ -12,16 +11,7 @@ from cudnn_core import jit
 
 sys.path.insert(0, str(Path(__file__).parent / "cache"))
 
-compiles = [
-    pytest.mark.compile,
-    pytest.mark.skipif(
-        importlib.util.find_spec("nvidia_cutlass_dsl") is None, reason="needs the CuTe DSL"
-    ),
-]
-disassembles = [
-    *compiles,
-    pytest.mark.skipif(jit.find_disassembler() is None, reason="needs nvdisasm"),
-]
+needs_disassembler = pytest.mark.skipif(jit.find_disassembler() is None, reason="needs nvdisasm")
 
 SASS = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;
@@ -81,9 +71,8 @@ def test_missing_disassembler_says_where_to_get_it(monkeypatch):
         jit.disassemble(elf(190, 128))
 
 
+@pytest.mark.compile
 class TestCompiled:
-    pytestmark = compiles
-
     def test_compiles_without_a_gpu_and_leaves_the_environment_alone(self, monkeypatch):
         monkeypatch.delenv("CUTE_DSL_ARCH", raising=False)
         kernel = jit.compile_kernel(tiny_build)
@@ -106,9 +95,9 @@ class TestCompiled:
             kernel.call(1, 2, 0)
 
 
+@pytest.mark.compile
+@needs_disassembler
 class TestDisassembled:
-    pytestmark = disassembles
-
     def test_machine_code_of_a_kernel(self):
         counts = jit.instructions(jit.disassemble(jit.object_code(tiny_build)))
         assert counts["LDG"] == counts["STG"] == 1 and counts["EXIT"] >= 1

@@ -1,6 +1,5 @@
 """Fixtures of the cache tests: a private cache folder and subprocesses that use it."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-pytest.importorskip("fcntl")
+from processes import result  # noqa: E402
 
 
 @pytest.fixture
@@ -54,9 +53,3 @@ def run(start):
         return result(start(code, **env))
 
     return finish
-
-
-def result(process):
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])

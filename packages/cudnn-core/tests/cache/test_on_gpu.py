@@ -1,6 +1,4 @@
-"""Kernels from the cache compute on a GPU: compiled here, read from disk, and in a forked-off process."""
-
-import importlib.util
+"""Kernels from the cache compute on a GPU: compiled here, read from disk, and in another process."""
 
 import pytest
 from tiny_source import TinyPlan, tiny
@@ -8,20 +6,12 @@ from tiny_source import TinyPlan, tiny
 from cudnn_core import cache
 from cudnn_core.cache import service
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        importlib.util.find_spec("nvidia_cutlass_dsl") is None, reason="needs the CuTe DSL"
-    ),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
 def torch():
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("needs a Hopper GPU")
-    return torch
+    return pytest.importorskip("torch")
 
 
 def check(torch, executable, step):

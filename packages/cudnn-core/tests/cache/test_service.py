@@ -3,7 +3,6 @@ function that is called with CPU arrays refuses them by name, which proves that 
 """
 
 import hashlib
-import importlib.util
 import json
 import logging
 import os
@@ -15,18 +14,13 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import result
+from processes import result
 from tiny_source import TinyPlan, tiny
 
 from cudnn_core import cache
 from cudnn_core.cache import linking, service, toolchain
 
-pytestmark = [
-    pytest.mark.compile,
-    pytest.mark.skipif(
-        importlib.util.find_spec("nvidia_cutlass_dsl") is None, reason="needs the CuTe DSL"
-    ),
-]
+pytestmark = pytest.mark.compile
 
 # A process that gets the tiny kernel and reports. torch is hidden: TVM-FFI would import it, which takes
 # seconds and is not what is tested.

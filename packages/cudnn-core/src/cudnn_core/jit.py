@@ -1,6 +1,6 @@
 """The only place that calls the CuTe DSL's compiler and exporter, and the machine-code checks of tests.
 
-May import: standard library; the DSL inside functions.
+May import: standard library, `cudnn_core.cache.toolchain`; the DSL inside functions.
 """
 
 import collections
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
 from typing import Any
+
+from cudnn_core.cache import toolchain
 
 Build = Callable[[], tuple[Callable[..., Any], Sequence[Any], str]]
 
@@ -56,16 +58,16 @@ def compile_kernel(build: Build, arch: str = "sm_90a") -> CompiledKernel:
     Needs no GPU, launches nothing, and leaves the DSL's own settings alone.
     """
     with _compiling:
-        import cutlass.cute as cute
-
+        cute = _import_dsl(arch)
         function, arguments, options = build()
         options = f"--enable-tvm-ffi --gpu-arch {arch} {options}".rstrip()
         start = time.perf_counter()
         compiled = cute.compile(function, *arguments, options=options)
         seconds = time.perf_counter() - start
     # A function with defaults or keywords comes wrapped; the wrapper costs Python time on every call.
-    raw = getattr(compiled, "__tvm_ffi_object__", None)
-    return CompiledKernel(raw() if raw else compiled, seconds, compiled)
+    wrapped = getattr(compiled, "__tvm_ffi_object__", None)
+    raw = wrapped() if wrapped else compiled
+    return CompiledKernel(_foreign(arch) if raw is None else raw, seconds, compiled)
 
 
 def object_code(build: Build, arch: str = "sm_90a") -> bytes:
@@ -98,7 +100,9 @@ def disassemble(code: bytes | Path) -> str:
     """
     tool = find_disassembler()
     if tool is None:
-        raise FileNotFoundError("nvdisasm: not on PATH, not under CUDA_HOME, and triton is not installed")
+        raise FileNotFoundError(
+            "nvdisasm: not on PATH, not under CUDA_HOME, and triton is not installed"
+        )
     binaries = cubins(code.read_bytes() if isinstance(code, Path) else code)
     if not binaries:
         raise ValueError("code: no GPU binary in it")
@@ -107,7 +111,9 @@ def disassemble(code: bytes | Path) -> str:
         path = Path(folder) / "kernel.cubin"
         for binary in binaries:
             path.write_bytes(binary)
-            done = subprocess.run([tool, "-c", str(path)], capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [tool, "-c", str(path)], capture_output=True, text=True, check=True
+            )
             texts.append(done.stdout)
     return "\n".join(texts)
 
@@ -116,7 +122,9 @@ def find_disassembler() -> str | None:
     """Path of nvdisasm, None when there is none."""
     if found := shutil.which("nvdisasm"):
         return found
-    folders = [Path(os.environ[name]) / "bin" for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    folders = [
+        Path(os.environ[name]) / "bin" for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ
+    ]
     folders.append(Path("/usr/local/cuda/bin"))
     if (triton := util.find_spec("triton")) and triton.origin:
         folders.append(Path(triton.origin).parent / "backends" / "nvidia" / "bin")
@@ -132,6 +140,27 @@ def spills(sass: str) -> int:
     """Number of loads and stores of local memory: register spills and local arrays."""
     counts = instructions(sass)
     return counts["LDL"] + counts["STL"]
+
+
+def _import_dsl(arch: str) -> Any:
+    """cutlass.cute. Without a GPU the DSL assumes another architecture than ours and would not make
+    its kernels callable here; it reads the setting once, when it is imported."""
+    assume = toolchain.driver_major() is None and "CUTE_DSL_ARCH" not in os.environ
+    if assume:
+        os.environ["CUTE_DSL_ARCH"] = arch
+    try:
+        import cutlass.cute as cute
+    finally:
+        if assume:
+            del os.environ["CUTE_DSL_ARCH"]
+    return cute
+
+
+def _foreign(arch: str) -> Callable[..., Any]:
+    def call(*_: Any) -> None:
+        raise RuntimeError(f"this kernel was compiled for {arch}, which this machine does not have")
+
+    return call
 
 
 def _elf_size(header: bytes) -> int:

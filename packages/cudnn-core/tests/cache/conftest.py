@@ -1,6 +1,5 @@
 """Fixtures of the cache tests: a private cache folder and subprocesses that use it."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,20 +10,20 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-pytest.importorskip("fcntl")
+from processes import result  # noqa: E402
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty cache folder that this process and its children use; the memory level is empty too."""
-    from cudnn_core import cache
+    from cudnn_core.cache import service
 
     path = tmp_path / "kernels"
     monkeypatch.setenv("CUDNN_CACHE_DIR", str(path))
     monkeypatch.delenv("CUDNN_CACHE", raising=False)
-    cache.clear()
+    service._state.memory.clear()
     yield path
-    cache.clear()
+    service._state.memory.clear()
 
 
 @pytest.fixture
@@ -54,9 +53,3 @@ def run(start):
         return result(start(code, **env))
 
     return finish
-
-
-def result(process):
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])

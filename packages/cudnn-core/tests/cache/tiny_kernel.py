@@ -11,7 +11,7 @@ _THREADS = 128
 def _scale(x: cute.Tensor, y: cute.Tensor, step: cutlass.Constexpr):
     i = cute.arch.block_idx()[0] * _THREADS + cute.arch.thread_idx()[0]
     if i < x.shape[0]:
-        y[i] = x[i] * step
+        y[i] = (x[i] * step).to(y.element_type)
 
 
 class Scale:

@@ -27,4 +27,6 @@ def tiny(plan=None, **changes):
         return tiny_kernel.Scale(plan.step), tiny_kernel.fake_args(plan.dtype), ""
 
     sources = (Path(__file__).with_name("tiny_kernel.py"),)
-    return cache.KernelSource(**{"name": "tiny", "key": plan, "build": build, "sources": sources, **changes})
+    return cache.KernelSource(
+        **{"name": "tiny", "key": plan, "build": build, "sources": sources, **changes}
+    )

@@ -26,14 +26,6 @@ if TYPE_CHECKING:
         stats,
     )
 
-ENV = {
-    "CUDNN_CACHE_DIR": (
-        "folder of the compile cache; default: $XDG_CACHE_HOME/cudnn, ~/.cache/cudnn, or a private"
-        " folder under the temporary directory when there is no usable home"
-    ),
-    "CUDNN_CACHE": '"0" turns the disk level of the compile cache off; kernels then live in memory',
-}
-
 _HOMES = {
     "CacheEntry": "disk",
     "KernelSource": "keys",
@@ -55,7 +47,6 @@ _HOMES = {
 }
 
 __all__ = [
-    "ENV",
     "CacheEntry",
     "Executable",
     "KernelSource",
@@ -72,7 +63,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy: the table of environment variables is read at `import cudnn`, which must stay cheap.
+    # Lazy: engines are imported on machines where nothing is ever compiled.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,6 +1,6 @@
 """The disk level: one folder of verified entries, safe for many processes.
 
-May import: standard library.
+May import: standard library, `cudnn_core.env`.
 
 An entry is a pair NAME-DIGEST.so (or .o) and NAME-DIGEST.json. The second is written last and holds the
 first one's size and SHA-256, so a half-written pair never verifies. Files appear by rename, writers hold
@@ -17,10 +17,12 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from cudnn_core.env import VARIABLES
 
 _FORMAT = 1
 _LOCK_SECONDS = 900.0
@@ -153,11 +155,11 @@ class Folder:
                     shutil.rmtree(path, ignore_errors=True)
 
 
-def choose(environ: dict[str, str] | os._Environ[str]) -> tuple[Folder | None, str]:
+def choose(environ: Mapping[str, str]) -> tuple[Folder | None, str]:
     """The folder to use, created if need be, or (None, why not)."""
-    if environ.get("CUDNN_CACHE", "1") == "0":
+    if not VARIABLES["CUDNN_CACHE"].value(environ):
         return None, "turned off by CUDNN_CACHE=0"
-    if explicit := environ.get("CUDNN_CACHE_DIR"):
+    if explicit := VARIABLES["CUDNN_CACHE_DIR"].value(environ):
         candidates = [Path(explicit).absolute()]
     else:
         candidates = [

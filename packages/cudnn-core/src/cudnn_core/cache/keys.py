@@ -84,7 +84,9 @@ def canonical(value: Any) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if not kind.__dataclass_params__.frozen:
             raise TypeError(f"compile key: dataclass {_name(kind)} is not frozen")
-        fields = (f"{f.name}={canonical(getattr(value, f.name))}" for f in dataclasses.fields(value))
+        fields = (
+            f"{f.name}={canonical(getattr(value, f.name))}" for f in dataclasses.fields(value)
+        )
         return f"{_name(kind)}({', '.join(fields)})"
     if isinstance(value, tuple):
         prefix = "" if kind is tuple else _name(kind)
@@ -114,7 +116,9 @@ def _fingerprint(roots: tuple[tuple[str, Path], ...]) -> str:
             files[label] = root
     digest = hashlib.sha256()
     for label in sorted(files):
-        digest.update(f"{label}\0{hashlib.sha256(files[label].read_bytes()).hexdigest()}\n".encode())
+        digest.update(
+            f"{label}\0{hashlib.sha256(files[label].read_bytes()).hexdigest()}\n".encode()
+        )
     return digest.hexdigest()
 
 

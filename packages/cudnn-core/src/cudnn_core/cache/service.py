@@ -88,7 +88,7 @@ class _State:
 
 
 _state = _State()
-os.register_at_fork(after_in_child=_state.new_locks)
+os.register_at_fork(after_in_child=lambda: _state.new_locks())
 
 
 def get(source: KernelSource) -> Executable:
@@ -131,10 +131,7 @@ def stats() -> Stats:
     with _state.guard:
         counts = dict(_state.counts)
     return Stats(
-        **{
-            field.name: counts.get(field.name, field.type(0))
-            for field in dataclasses.fields(Stats)
-        }
+        **{field.name: counts.get(field.name, field.type(0)) for field in dataclasses.fields(Stats)}
     )
 
 
@@ -169,7 +166,8 @@ def clear(*, memory: bool = True) -> tuple[int, int]:
 def _folder() -> Folder | None:
     """The folder for the present environment, chosen once per setting."""
     setting = tuple(
-        os.environ.get(name) for name in ("CUDNN_CACHE", "CUDNN_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
+        os.environ.get(name)
+        for name in ("CUDNN_CACHE", "CUDNN_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
     )
     with contextlib.suppress(KeyError):
         return _state.folders[setting]
@@ -238,7 +236,9 @@ def _compile(source: KernelSource, folder: Folder | None) -> Executable:
             call = linking.load(entry.path, entry.symbol)
         except OSError as error:
             _state.count("failed_writes")
-            _state.warn_once(f"cannot keep compiled kernels in {folder.path}: {error.strerror or error}")
+            _state.warn_once(
+                f"cannot keep compiled kernels in {folder.path}: {error.strerror or error}"
+            )
         except Exception as error:
             _state.warn_once(f"cannot load compiled kernels from {folder.path}: {error}")
     if call is None:

@@ -51,7 +51,7 @@ def toolkit() -> Toolkit:
             return Toolkit("single", root / "lib" / _RUNTIME)
     if not found:
         raise ImportError(f"CUDA kernels need the CuTe DSL, which is not installed; {_HINT}")
-    driver = _driver_major()
+    driver = driver_major()
     usable = [major for major in found if driver is None or major <= driver]
     if not usable:
         raise RuntimeError(
@@ -89,7 +89,7 @@ def _version(distribution: str) -> str:
         ) from error
 
 
-def _driver_major() -> int | None:
+def driver_major() -> int | None:
     """CUDA major version of the driver, None without one. Creates no context."""
     version = ctypes.c_int(0)
     try:

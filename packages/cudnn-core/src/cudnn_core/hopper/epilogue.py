@@ -328,7 +328,7 @@ class TileStore:
         form = self.format
         inner = self.inner_bytes
         rows_in = cutlass.const_expr(inner // form.bytes)
-        for i in cutlass.range_constexpr(self.width * 2):
+        for i in cutlass.range_constexpr(self.width // 2):
             # Pairs are neighbours in a row, so both elements of a pair are rounded at once.
             i0, i1, j = i % 2, (i // 2) % 2, i // 4
             row = frame.row + 8 * i1
@@ -351,7 +351,7 @@ class TileStore:
         row = frame.item.m0 + frame.row0 + frame.row
         column = frame.item.n0 + frame.column0 + frame.column
         plane = live.args.tensor[None, None, frame.item.batch]
-        for i in cutlass.range_constexpr(self.width * 2 // form.columns):
+        for i in cutlass.range_constexpr(self.width // 2 // form.columns):
             i0, i1, j = (0, i % 2, i // 2) if form.columns == 2 else (i % 2, (i // 2) % 2, i // 4)
             if (rows_left > 8 * i1) & (columns_left > 8 * j + i0):
                 at = (row + 8 * i1, (column + 8 * j + i0) // form.columns)
@@ -404,7 +404,7 @@ class Epilogue:
         """One tile, by the consumer threads, when its sums are complete."""
         tile = self.tile
         per_row = cutlass.const_expr(tile.bn // self.width)
-        count = cutlass.const_expr(self.width * 2)
+        count = cutlass.const_expr(self.width // 2)
         for block in cutlass.range_constexpr(tile.m_blocks):
             row0 = (thread // 128) * (64 * tile.m_blocks) + 64 * block
             for c in cutlass.range_constexpr(per_row):

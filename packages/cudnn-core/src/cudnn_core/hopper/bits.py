@@ -52,6 +52,57 @@ def merge_masked(a: Int32, mask: cutlass.Constexpr, b: Int32, *, loc=None, ip=No
 
 
 @dsl_user_op
+def fp8_to_bf16_pairs(
+    word: Int32, scale: Int32, kind: cutlass.Constexpr, *, loc=None, ip=None
+) -> tuple[Int32, Int32]:
+    """Bytes 0, 1 and bytes 2, 3 of a word, each times an FP32 scale, as pairs of BF16.
+
+    kind: "e4m3x2" or "e5m2x2". scale: the bits of a power of two, or NaN.
+    """
+    text = f"""{{
+.reg .b16 l, h, x0, x1, x2, x3;
+.reg .b32 lo, hi;
+.reg .f32 s, f0, f1, f2, f3;
+mov.b32 s, $3;
+mov.b32 {{l, h}}, $2;
+cvt.rn.f16x2.{kind} lo, l;
+cvt.rn.f16x2.{kind} hi, h;
+mov.b32 {{x0, x1}}, lo;
+mov.b32 {{x2, x3}}, hi;
+cvt.f32.f16 f0, x0;
+cvt.f32.f16 f1, x1;
+cvt.f32.f16 f2, x2;
+cvt.f32.f16 f3, x3;
+mul.rn.f32 f0, f0, s;
+mul.rn.f32 f1, f1, s;
+mul.rn.f32 f2, f2, s;
+mul.rn.f32 f3, f3, s;
+cvt.rn.bf16x2.f32 $0, f1, f0;
+cvt.rn.bf16x2.f32 $1, f3, f2;
+}}"""
+    struct = ir.Type.parse("!llvm.struct<(i32, i32)>")
+    operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (word, scale)]
+    packed = _asm(struct, operands, text, "=r,=r,r,r")
+    return tuple(Int32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(2))
+
+
+@dsl_user_op
+def e4m3_to_bf16x2(code: Int32, *, loc=None, ip=None) -> Int32:
+    """An e4m3 byte as BF16, in both halves of a word; NaN stays NaN."""
+    text = """{
+.reg .b16 l, h;
+.reg .b32 w;
+.reg .f32 f;
+mov.b32 {l, h}, $1;
+cvt.rn.f16x2.e4m3x2 w, l;
+mov.b32 {l, h}, w;
+cvt.f32.f16 f, l;
+cvt.rn.bf16x2.f32 $0, f, f;
+}"""
+    return Int32(_asm(T.i32(), [Int32(code).ir_value(loc=loc, ip=ip)], text, "=r,r"))
+
+
+@dsl_user_op
 def _load_shared(address: Int32, suffix: cutlass.Constexpr, *, loc=None, ip=None) -> Int32:
     operands = [Int32(address).ir_value(loc=loc, ip=ip)]
     return Int32(_asm(T.i32(), operands, f"ld.shared.{suffix} $0, [$1];", "=r,r", True))

@@ -9,7 +9,6 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 
-from .decode import ELEMENTS
 from .decoded import DecodedBody
 from .epilogue import AmaxReduce, Epilogue, TileStore
 from .gemm import HopperGemm
@@ -105,13 +104,14 @@ def why_not(config: BlockScaledGemm) -> str | None:
         return reason
     triples = {(8, "float8_e8m0fnu", 32), (4, "float8_e8m0fnu", 16), (4, "float8_e8m0fnu", 32)}
     triples.add((4, "float8_e4m3fn", 16))
+    widths = {"float8_e4m3fn": 8, "float8_e5m2": 8, "float4_e2m1fn": 4}
     for name in (config.a_dtype, config.b_dtype):
-        if name not in ELEMENTS:
+        if name not in widths:
             return f"{name} is not a block-scaled element format"
-        if (ELEMENTS[name].bits, config.sf_dtype, config.sf_vec) not in triples:
+        if (widths[name], config.sf_dtype, config.sf_vec) not in triples:
             return f"{name} does not go with {config.sf_dtype} scales of {config.sf_vec} elements"
     if "mn" in (config.a_operand.contiguous, config.b_operand.contiguous):
-        if ELEMENTS[config.a_dtype].bits == 4:
+        if "float4_e2m1fn" in (config.a_dtype, config.b_dtype):
             return "FP4 operands must be K-major"
     if config.c_dtype == "float4_e2m1fn" and config.c_major != "n":
         return "FP4 outputs must be N-major"

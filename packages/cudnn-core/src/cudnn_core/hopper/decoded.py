@@ -28,7 +28,6 @@ from .tile import TileConfig
 
 BF16_K = 64
 BF16_ROW_BYTES = 128
-SPECIAL_BITS = -0x7F7F7F80
 
 
 @dataclass(frozen=True)
@@ -185,38 +184,22 @@ class DecodedBody:
                 bf16_state.advance()
         return raw_state, bf16_state
 
-    @cute.jit
-    def convert_row(self, words, codes, half: cutlass.Constexpr, base, row):
+    def convert_row(self, words, codes, half: int, base, row) -> None:
         """Decode 64 K elements of one row and store them in WGMMA's 128-byte swizzle."""
-        decoder = self.b.decoder
-        flags = Int32(0)
-        if cutlass.const_expr(decoder.single):
-            for w in cutlass.range_constexpr(16):
-                flags = flags | decoder.element.special(words[w])
-            for j in cutlass.range_constexpr(decoder.blocks):
-                flags = flags | decoder.code_is_special(codes[j])
-        if (flags & Int32(SPECIAL_BITS)) == 0:
-            self.convert_steps(words, codes, half, base, row, False)
-        else:
-            self.convert_steps(words, codes, half, base, row, True)
-
-    def convert_steps(
-        self, words, codes, half: int, base, row, exact: int
-    ):
         decoder = self.b.decoder
         factors = []
         for t in range(4):
-            block = t * decoder.element.elements_per_chunk // decoder.sf_vec
-            factors.append(decoder.factor(codes[block + decoder.scale_of(half)], exact))
+            block = t * decoder.chunk_elements // decoder.sf_vec
+            factors.append(decoder.factor(codes[block + decoder.scale_of(half)]))
         for step in range(4):
+            pairs = []
+            for t in range(4):
+                chunk = [words[4 * t + w] for w in range(4)]
+                pairs.append(decoder.step(chunk, half, step, factors[t]))
             for upper in range(2):
-                out = []
-                for t in range(4):
-                    x = decoder.pair(words[4 * t + decoder.word_of(half, step)], step, upper)
-                    out.append(decoder.apply(x, factors[t], exact))
-                chunk = 2 * step + upper
-                at = base + row * BF16_ROW_BYTES + ((chunk ^ (row & 7)) << 4)
-                store_shared_v4(at, *out)
+                piece = (2 * step + upper) ^ (row & 7)
+                at = base + row * BF16_ROW_BYTES + (piece << 4)
+                store_shared_v4(at, *(pair[upper] for pair in pairs))
 
     def mma_op(self):
         return warpgroup.MmaF16BF16Op(
@@ -239,7 +222,8 @@ class DecodedBody:
         tiled_mma = cute.make_tiled_mma(self.mma_op())
         b_fragment = tiled_mma.make_fragment_B(tiled_mma.get_slice(0).partition_B(buffers.bf16))
         warpgroup_index, warp, lane = thread // 128, (thread // 32) % 4, thread % 32
-        row0 = warpgroup_index * (64 * tile.m_blocks) + warp * 16 + lane // 4
+        block0 = warpgroup_index * (64 * tile.m_blocks)
+        row0 = block0 + warp * 16 + lane // 4
         chunk = lane % 4
         # Tiles of 64 rows can start in the middle of a scale atom.
         scale_row = item.m0 & 127 if cutlass.const_expr(tile.bm % 128 != 0) else 0
@@ -257,7 +241,6 @@ class DecodedBody:
         for i in cutlass.range(self.k_tiles(item.k_count), unroll=1):
             buffers.raw.wait_full(raw_state)
             existing = self.existing_blocks(self.a, a, item, first + i)
-            flags = Int32(0)
             for r in cutlass.range_constexpr(rows):
                 row = row0 + 8 * (r % 2) + 64 * (r // 2)
                 loaded = self.a.load_words(buffers.a, tile.bm, raw_state.index, row, chunk)
@@ -270,12 +253,6 @@ class DecodedBody:
                     codes[j, r] = found[j]
             buffers.raw.release(raw_state)
             raw_state.advance()
-            if cutlass.const_expr(decoder.single):
-                for r in cutlass.range_constexpr(rows):
-                    flags = flags | decoder.code_is_special(codes[0, r])
-                    for w in cutlass.range_constexpr(4):
-                        flags = flags | decoder.element.special(words[w, r])
-            special = cute.arch.vote_any_sync((flags & Int32(SPECIAL_BITS)) != 0)
             for half in cutlass.range_constexpr(decoder.halves):
                 for group in cutlass.range_constexpr(2):
                     # Its registers were last read two groups ago.
@@ -284,7 +261,14 @@ class DecodedBody:
                         if (i > 0) | Boolean(half > 0):
                             buffers.decoded.release(release)
                             release.advance()
-                    self.decode_group(words, codes, half, group, special, fragments[group])
+                    # Row blocks past the end of A are not decoded. The branch also keeps the
+                    # compiler from sinking this arithmetic behind the warpgroup's fence, where
+                    # it would have to serialize every WGMMA.
+                    block = group if cutlass.const_expr(tile.m_blocks == 2) else 0
+                    if block0 + 64 * block < item.m_valid:
+                        self.decode_group(words, codes, half, group, fragments[group])
+                    else:
+                        fragments[group].fill(0.0)
                     if cutlass.const_expr(group == 0):
                         buffers.decoded.wait_full(bf16_state)
                     self.multiply_group(
@@ -307,31 +291,19 @@ class DecodedBody:
         """A operand registers: word v + 2*h + 4*k is row half v, K half h, K step k."""
         return cute.make_rmem_tensor(((2, 2, 2), 1, k_steps), BFloat16)
 
-    @cute.jit
-    def decode_group(
-        self, words, codes, half: cutlass.Constexpr, group: cutlass.Constexpr, special, fragment
-    ):
-        if special:
-            self.decode_steps(words, codes, half, group, fragment, True)
-        else:
-            self.decode_steps(words, codes, half, group, fragment, False)
-
-    def decode_steps(
-        self, words, codes, half: int, group: int, fragment,
-        exact: int,
-    ):
+    def decode_group(self, words, codes, half: int, group: int, fragment) -> None:
         """Fill one group's A registers from raw words."""
         decoder = self.a.decoder
         registers = cute.recast_tensor(fragment, Int32)
         block, step0, steps = (group, 0, 4) if self.tile.m_blocks == 2 else (0, 2 * group, 2)
         for v in range(2):
             row = 2 * block + v
-            factor = decoder.factor(codes[decoder.scale_of(half), row], exact)
+            factor = decoder.factor(codes[decoder.scale_of(half), row])
+            chunk = [words[w, row] for w in range(4)]
             for step in range(steps):
-                word = words[decoder.word_of(half, step0 + step), row]
-                for upper in range(2):
-                    x = decoder.pair(word, step0 + step, upper)
-                    registers[v + 2 * upper + 4 * step] = decoder.apply(x, factor, exact)
+                lower, upper = decoder.step(chunk, half, step0 + step, factor)
+                registers[v + 4 * step] = lower
+                registers[v + 4 * step + 2] = upper
 
     def multiply_group(self, group: int, fragment, b_fragment, stage, accumulators):
         """Issue one group's WGMMAs as a commit group."""

@@ -16,7 +16,7 @@ from cutlass import Int32, Int64, Uint8
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from .bits import bulk_load, load_shared_u8, load_shared_u16, load_shared_u32, load_shared_v4
-from .decode import ELEMENTS, SCALES, Decoder
+from .decode import Decoder
 
 ROW_BYTES = 64
 ATOM_BYTES = 512
@@ -62,7 +62,7 @@ class BlockScaledOperand:
 
     @property
     def decoder(self) -> Decoder:
-        return Decoder(ELEMENTS[self.element], SCALES[self.scale], self.sf_vec)
+        return Decoder(self.element, self.scale, self.sf_vec)
 
     def data_bytes(self, rows: int) -> int:
         return rows * ROW_BYTES
@@ -93,8 +93,8 @@ class BlockScaledOperand:
             batches, mn, k = 0, 1, 2
         extent, k_extent, batch_extent = tensor.shape[mn], tensor.shape[k], tensor.shape[batches]
         # FP4 has two codes a byte: native tensors count codes, uint8 containers count bytes.
-        native4 = cutlass.const_expr(self.decoder.element.bits == 4 and self.container == "native")
-        per_byte = cutlass.const_expr(self.decoder.element.bits == 4 and 2 or 1)
+        native4 = cutlass.const_expr(self.decoder.bits == 4 and self.container == "native")
+        per_byte = cutlass.const_expr(self.decoder.bits == 4 and 2 or 1)
         unit = cutlass.const_expr(2 if native4 else 1)
         k_bytes = Int32(k_extent) // unit
         outer = k if self.contiguous == "mn" else mn
@@ -234,7 +234,7 @@ class BlockScaledOperand:
     def guard(self, code: Int32, block: Int32, existing: Int32) -> Int32:
         """Blocks past the end of K have padding for scales, and zeros for elements."""
         if block >= existing:
-            code = Int32(self.decoder.scale.neutral)
+            code = Int32(self.decoder.neutral)
         return code
 
     def chunk_codes(self, buffers, rows: int, stage, row, chunk, k_tile, existing):
@@ -243,7 +243,7 @@ class BlockScaledOperand:
         existing: how many of the stage's blocks lie inside K.
         """
         per = self.decoder.scales_per_chunk
-        block = chunk * self.decoder.element.elements_per_chunk // self.decoder.sf_vec
+        block = chunk * self.decoder.chunk_elements // self.decoder.sf_vec
         at = self.scale_address(buffers, rows, stage, row, block + self.first_block(k_tile))
         if per == 1:
             return (self.guard(load_shared_u8(at), block, existing),)

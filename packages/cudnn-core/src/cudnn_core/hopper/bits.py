@@ -1,0 +1,207 @@
+"""Single machine instructions that device code of this folder is built from.
+
+May import: the CuTe DSL. Nothing of the project.
+
+Arithmetic helpers carry no side effects, so the compiler may move, merge and drop them. Shared
+memory helpers take 32-bit byte addresses and keep their order relative to barriers.
+"""
+
+import cutlass
+from cutlass import Float32, Int32
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
+
+
+def _asm(result_type, operands, text, constraints, side_effects=False):
+    return llvm.inline_asm(
+        result_type,
+        operands,
+        text,
+        constraints,
+        has_side_effects=side_effects,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
+@dsl_user_op
+def mul_bf16x2(a: Int32, b: Int32, *, loc=None, ip=None) -> Int32:
+    """Two BF16 products, each rounded to nearest even; subnormals are honoured."""
+    words = [Int32(a).ir_value(loc=loc, ip=ip), Int32(b).ir_value(loc=loc, ip=ip)]
+    return Int32(_asm(T.i32(), words, "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r"))
+
+
+@dsl_user_op
+def shift_left(a: Int32, count: cutlass.Constexpr, *, loc=None, ip=None) -> Int32:
+    """a << count; written apart from Python's operator so that negative counts shift right."""
+    words = [Int32(a).ir_value(loc=loc, ip=ip)]
+    if count == 0:
+        return Int32(words[0])
+    op = f"shl.b32 $0, $1, {count};" if count > 0 else f"shr.u32 $0, $1, {-count};"
+    return Int32(_asm(T.i32(), words, op, "=r,r"))
+
+
+@dsl_user_op
+def merge_masked(a: Int32, mask: cutlass.Constexpr, b: Int32, *, loc=None, ip=None) -> Int32:
+    """(a & mask) | b in one instruction."""
+    words = [Int32(a).ir_value(loc=loc, ip=ip), Int32(b).ir_value(loc=loc, ip=ip)]
+    # 0xEA is the truth table of (x & y) | z.
+    text = f"lop3.b32 $0, $1, {mask}, $2, 0xEA;"
+    return Int32(_asm(T.i32(), words, text, "=r,r,r"))
+
+
+@dsl_user_op
+def fp8_to_bf16_pairs(
+    word: Int32, scale: Int32, kind: cutlass.Constexpr, *, loc=None, ip=None
+) -> tuple[Int32, Int32]:
+    """Bytes 0, 1 and bytes 2, 3 of a word, each times an FP32 scale, as pairs of BF16.
+
+    kind: "e4m3x2" or "e5m2x2". scale: the bits of a power of two, or NaN.
+    """
+    text = f"""{{
+.reg .b16 l, h, x0, x1, x2, x3;
+.reg .b32 lo, hi;
+.reg .f32 s, f0, f1, f2, f3;
+mov.b32 s, $3;
+mov.b32 {{l, h}}, $2;
+cvt.rn.f16x2.{kind} lo, l;
+cvt.rn.f16x2.{kind} hi, h;
+mov.b32 {{x0, x1}}, lo;
+mov.b32 {{x2, x3}}, hi;
+cvt.f32.f16 f0, x0;
+cvt.f32.f16 f1, x1;
+cvt.f32.f16 f2, x2;
+cvt.f32.f16 f3, x3;
+mul.rn.f32 f0, f0, s;
+mul.rn.f32 f1, f1, s;
+mul.rn.f32 f2, f2, s;
+mul.rn.f32 f3, f3, s;
+cvt.rn.bf16x2.f32 $0, f1, f0;
+cvt.rn.bf16x2.f32 $1, f3, f2;
+}}"""
+    struct = ir.Type.parse("!llvm.struct<(i32, i32)>")
+    operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (word, scale)]
+    packed = _asm(struct, operands, text, "=r,=r,r,r")
+    return tuple(Int32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(2))
+
+
+@dsl_user_op
+def e4m3_to_bf16x2(code: Int32, *, loc=None, ip=None) -> Int32:
+    """An e4m3 byte as BF16, in both halves of a word; NaN stays NaN."""
+    text = """{
+.reg .b16 l, h;
+.reg .b32 w;
+.reg .f32 f;
+mov.b32 {l, h}, $1;
+cvt.rn.f16x2.e4m3x2 w, l;
+mov.b32 {l, h}, w;
+cvt.f32.f16 f, l;
+cvt.rn.bf16x2.f32 $0, f, f;
+}"""
+    return Int32(_asm(T.i32(), [Int32(code).ir_value(loc=loc, ip=ip)], text, "=r,r"))
+
+
+@dsl_user_op
+def _load_shared(address: Int32, suffix: cutlass.Constexpr, *, loc=None, ip=None) -> Int32:
+    operands = [Int32(address).ir_value(loc=loc, ip=ip)]
+    return Int32(_asm(T.i32(), operands, f"ld.shared.{suffix} $0, [$1];", "=r,r", True))
+
+
+def load_shared_u8(address: Int32) -> Int32:
+    """One byte of shared memory, zero-extended."""
+    return _load_shared(address, "u8")
+
+
+def load_shared_u16(address: Int32) -> Int32:
+    """Two bytes of shared memory, zero-extended."""
+    return _load_shared(address, "u16")
+
+
+def load_shared_u32(address: Int32) -> Int32:
+    """Four bytes of shared memory."""
+    return _load_shared(address, "b32")
+
+
+@dsl_user_op
+def load_shared_v4(address: Int32, *, loc=None, ip=None) -> tuple[Int32, Int32, Int32, Int32]:
+    """Sixteen bytes of shared memory as four words."""
+    struct = ir.Type.parse("!llvm.struct<(i32, i32, i32, i32)>")
+    operands = [Int32(address).ir_value(loc=loc, ip=ip)]
+    text = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
+    packed = _asm(struct, operands, text, "=r,=r,=r,=r,r", True)
+    return tuple(Int32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(4))
+
+
+@dsl_user_op
+def store_shared_v4(
+    address: Int32, w0: Int32, w1: Int32, w2: Int32, w3: Int32, *, loc=None, ip=None
+) -> None:
+    """Sixteen bytes to shared memory."""
+    operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (address, w0, w1, w2, w3)]
+    _asm(None, operands, "st.shared.v4.b32 [$0], {$1, $2, $3, $4};", "r,r,r,r,r", True)
+
+
+@dsl_user_op
+def store_shared_words(address: Int32, words: list, *, loc=None, ip=None) -> None:
+    """One or two 32-bit words to shared memory."""
+    operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (address, *words)]
+    if len(words) == 1:
+        _asm(None, operands, "st.shared.b32 [$0], $1;", "r,r", True)
+    else:
+        _asm(None, operands, "st.shared.v2.b32 [$0], {$1, $2};", "r,r,r", True)
+
+
+@dsl_user_op
+def store_shared_u8(address: Int32, byte: Int32, *, loc=None, ip=None) -> None:
+    """The low byte of a word to shared memory."""
+    operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (address, byte)]
+    _asm(None, operands, "st.shared.u8 [$0], $1;", "r,r", True)
+
+
+@dsl_user_op
+def store_shared_u16(address: Int32, half: Int32, *, loc=None, ip=None) -> None:
+    """The low half of a word to shared memory."""
+    operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (address, half)]
+    text = "{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, $1;\nst.shared.b16 [$0], lo;\n}"
+    _asm(None, operands, text, "r,r", True)
+
+
+@dsl_user_op
+def float_bits(x: Float32, *, loc=None, ip=None) -> Int32:
+    """The bit pattern of an FP32 number."""
+    return Int32(llvm.bitcast(T.i32(), Float32(x).ir_value(loc=loc, ip=ip), loc=loc, ip=ip))
+
+
+@dsl_user_op
+def round_pair(lo: Float32, hi: Float32, kind: cutlass.Constexpr, *, loc=None, ip=None) -> Int32:
+    """Two FP32 numbers rounded to nearest even; `lo` lands in the low half or byte.
+
+    kind: "bf16x2", "f16x2" (overflow to Inf) or "e4m3x2", "e5m2x2" (saturating, NaN kept).
+    """
+    values = [Float32(v).ir_value(loc=loc, ip=ip) for v in (lo, hi)]
+    if kind in ("bf16x2", "f16x2"):
+        return Int32(_asm(T.i32(), values, f"cvt.rn.{kind}.f32 $0, $2, $1;", "=r,f,f"))
+    text = f"{{\n.reg .b16 p;\ncvt.rn.satfinite.{kind}.f32 p, $2, $1;\ncvt.u32.u16 $0, p;\n}}"
+    return Int32(_asm(T.i32(), values, text, "=r,f,f"))
+
+
+@dsl_user_op
+def bulk_load(
+    destination: Int32, source, count: Int32, barrier: Int32, *, loc=None, ip=None
+) -> None:
+    """Contiguous bytes from global to shared memory, counted on an mbarrier.
+
+    One thread issues it. Source, destination and count are multiples of 16 bytes.
+    """
+    operands = [
+        Int32(destination).ir_value(loc=loc, ip=ip),
+        cutlass.Int64(source).ir_value(loc=loc, ip=ip),
+        Int32(count).ir_value(loc=loc, ip=ip),
+        Int32(barrier).ir_value(loc=loc, ip=ip),
+    ]
+    text = (
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [$0], [$1], $2, [$3];"
+    )
+    _asm(None, operands, text, "r,l,r,r", True)

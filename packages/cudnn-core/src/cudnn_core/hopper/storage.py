@@ -1,0 +1,81 @@
+"""How FP32 results are converted and laid out in the storage formats of outputs.
+
+May import: the CuTe DSL, bits.py.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from .bits import float_bits, round_pair
+
+# Midpoints between neighbouring e2m1 magnitudes; True where the tie goes to the upper one (even).
+E2M1_MIDPOINTS = (
+    (0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True),
+    (5.0, False),
+)
+
+
+@cute.jit
+def e2m1_code(x: Float32) -> Int32:
+    """The FP4 code: nearest even, saturating at 6; NaN gives +6."""
+    bits = float_bits(x)
+    magnitude = cutlass.Float32(x)
+    if magnitude < 0.0:
+        magnitude = -magnitude
+    code = Int32(0)
+    for midpoint, tie_up in E2M1_MIDPOINTS:
+        if cutlass.const_expr(tie_up):
+            if magnitude >= midpoint:
+                code += 1
+        else:
+            if magnitude > midpoint:
+                code += 1
+    code = code | ((bits >> 28) & 8)
+    if (bits & 0x7FFFFFFF) > 0x7F800000:
+        code = Int32(7)
+    return code
+
+
+@dataclass(frozen=True)
+class StorageFormat:
+    """An output format. word: the DSL type that one stored unit is moved as (FP4: two codes)."""
+
+    name: str
+    bits: int
+    pair_kind: str = ""
+
+    @property
+    def word(self):
+        return {32: cutlass.Float32, 16: cutlass.Uint16, 8: cutlass.Uint8, 4: cutlass.Uint8}[
+            self.bits
+        ]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one stored unit."""
+        return max(1, self.bits // 8)
+
+    @property
+    def columns(self) -> int:
+        """Columns in one stored unit."""
+        return 2 if self.bits == 4 else 1
+
+    @cute.jit
+    def pack(self, first: Float32, second: Float32) -> Int32:
+        """Two neighbours, rounded, in the low bits of a word, the first lowest (not for FP32)."""
+        if cutlass.const_expr(self.bits == 4):
+            return e2m1_code(first) | (e2m1_code(second) << 4)
+        return round_pair(first, second, self.pair_kind)
+
+
+STORAGE = {
+    "float32": StorageFormat("float32", 32),
+    "float16": StorageFormat("float16", 16, "f16x2"),
+    "bfloat16": StorageFormat("bfloat16", 16, "bf16x2"),
+    "float8_e4m3fn": StorageFormat("float8_e4m3fn", 8, "e4m3x2"),
+    "float8_e5m2": StorageFormat("float8_e5m2", 8, "e5m2x2"),
+    "float4_e2m1fn": StorageFormat("float4_e2m1fn", 4),
+}

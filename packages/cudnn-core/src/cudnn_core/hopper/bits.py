@@ -200,8 +200,5 @@ def bulk_load(
         Int32(count).ir_value(loc=loc, ip=ip),
         Int32(barrier).ir_value(loc=loc, ip=ip),
     ]
-    text = (
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-        " [$0], [$1], $2, [$3];"
-    )
+    text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
     _asm(None, operands, text, "r,l,r,r", True)

@@ -3,18 +3,18 @@
 May import: the CuTe DSL and this folder.
 """
 
-from dataclasses import dataclass, field
-
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
+from cutlass import Int32
 
+from .config import BlockScaledGemm
 from .decoded import DecodedBody
 from .epilogue import AmaxReduce, Epilogue, TileStore
 from .gemm import HopperGemm
 from .operand import BlockScaledOperand
 from .schedule import DenseSchedule
-from .tile import SHARED_MEMORY, TileConfig
+from .tile import SHARED_MEMORY
 from .tile import why_not as tile_why_not
 
 DSL_TYPES = {
@@ -30,63 +30,41 @@ DSL_TYPES = {
 }
 
 
-@dataclass(frozen=True)
-class BlockScaledGemm:
-    """Every compile-time property of the kernel; the object is the compile key.
+def operands(config: BlockScaledGemm) -> tuple[BlockScaledOperand, BlockScaledOperand]:
+    """The two sides of the product."""
+    a = BlockScaledOperand(
+        element=config.a_dtype,
+        scale=config.sf_dtype,
+        sf_vec=config.sf_vec,
+        contiguous="k" if config.a_major == "k" else "mn",
+        container=config.a_container,
+        sf_form=config.sfa_form,
+        batch=config.batch,
+    )
+    b = BlockScaledOperand(
+        element=config.b_dtype,
+        scale=config.sf_dtype,
+        sf_vec=config.sf_vec,
+        contiguous="k" if config.b_major == "k" else "mn",
+        container=config.b_container,
+        sf_form=config.sfb_form,
+        batch=config.batch,
+    )
+    return a, b
 
-    Dtypes are names. a_container, b_container, c_container: "native" or "uint8" (packed FP4).
-    sf_container: "native", "uint8" or "int8". sfa_form, sfb_form: "logical" (32,4,R,4,Q,L) or
-    "physical" (L,R,Q,32,4,4). c_store: "tma" needs a 16-byte aligned C whose strides are multiples
-    of 16 bytes; "direct" takes any. batch: "last" for (M,K,L) or "outer" for (L,M,K). amax:
-    "global" writes one number, "per_batch" L of them.
-    """
 
-    a_dtype: str
-    b_dtype: str
-    sf_dtype: str
-    sf_vec: int
-    c_dtype: str = "float32"
-    a_container: str = "native"
-    b_container: str = "native"
-    c_container: str = "native"
-    sf_container: str = "native"
-    a_major: str = "k"
-    b_major: str = "k"
-    c_major: str = "n"
-    sfa_form: str = "logical"
-    sfb_form: str = "logical"
-    c_store: str = "tma"
-    batch: str = "last"
-    amax: str = "global"
-    tile: TileConfig = field(default_factory=TileConfig)
-
-    @property
-    def a_operand(self) -> BlockScaledOperand:
-        return BlockScaledOperand(
-            self.a_dtype, self.sf_dtype, self.sf_vec, "k" if self.a_major == "k" else "mn",
-            self.a_container, self.sfa_form, self.batch,
-        )
-
-    @property
-    def b_operand(self) -> BlockScaledOperand:
-        return BlockScaledOperand(
-            self.b_dtype, self.sf_dtype, self.sf_vec, "k" if self.b_major == "k" else "mn",
-            self.b_container, self.sfb_form, self.batch,
-        )
-
-    @property
-    def body(self) -> DecodedBody:
-        return DecodedBody(self.tile, self.a_operand, self.b_operand)
-
-    @property
-    def epilogue(self) -> Epilogue:
-        store = TileStore(
-            self.tile, self.c_dtype, self.c_major, self.c_store, self.c_container, self.batch
-        )
-        reduce = AmaxReduce(self.amax == "per_batch")
-        return Epilogue(
-            self.tile, (("c", store), ("amax", reduce)), store_and_reduce, store.width
-        )
+def epilogue_of(config: BlockScaledGemm) -> Epilogue:
+    """Store C, reduce max |C|."""
+    store = TileStore(
+        config.tile,
+        config.c_dtype,
+        config.c_major,
+        config.c_store,
+        config.c_container,
+        config.batch,
+    )
+    resources = (("c", store), ("amax", AmaxReduce(config.amax == "per_batch")))
+    return Epilogue(config.tile, resources, store_and_reduce, store.width)
 
 
 def store_and_reduce(accumulator, frame, c, amax) -> None:
@@ -110,29 +88,34 @@ def why_not(config: BlockScaledGemm) -> str | None:
             return f"{name} is not a block-scaled element format"
         if (widths[name], config.sf_dtype, config.sf_vec) not in triples:
             return f"{name} does not go with {config.sf_dtype} scales of {config.sf_vec} elements"
-    if "mn" in (config.a_operand.contiguous, config.b_operand.contiguous):
+    a, b = operands(config)
+    if "mn" in (a.contiguous, b.contiguous):
         if "float4_e2m1fn" in (config.a_dtype, config.b_dtype):
             return "FP4 operands must be K-major"
     if config.c_dtype == "float4_e2m1fn" and config.c_major != "n":
         return "FP4 outputs must be N-major"
-    reason = config.body.why_not()
+    body = DecodedBody(config.tile, a, b)
+    reason = body.why_not()
     if reason is not None:
         return reason
-    if config.body.smem_bytes() + config.epilogue.smem_bytes() + 4096 > SHARED_MEMORY:
+    if body.smem_bytes() + epilogue_of(config).smem_bytes() + 4096 > SHARED_MEMORY:
         return "the rings and the output staging need more shared memory than there is"
     return None
 
 
 def kernel(config: BlockScaledGemm):
-    """The host function to compile: f(a, b, sfa, sfb, c, amax, stream).
+    """The host function to compile: f(a, b, sfa, sfb, c, amax, blocks, stream).
 
+    blocks: how many thread blocks may be resident, a multiprocessor each.
     Empty problems (M, N, K or L of 0) are the caller's to settle before the call.
     """
     reason = why_not(config)
     if reason is not None:
         raise NotImplementedError(reason)
-    epilogue = config.epilogue
-    gemm = HopperGemm(config.tile, config.body, DenseSchedule(config.tile), epilogue)
+    epilogue = epilogue_of(config)
+    a_operand, b_operand = operands(config)
+    body = DecodedBody(config.tile, a_operand, b_operand)
+    gemm = HopperGemm(config.tile, body, DenseSchedule(config.tile), epilogue)
     store, reduce = epilogue.resources[0][1], epilogue.resources[1][1]
 
     @cute.jit
@@ -143,14 +126,15 @@ def kernel(config: BlockScaledGemm):
         sfb_tensor: cute.Tensor,
         c_tensor: cute.Tensor,
         amax_tensor: cute.Tensor,
+        blocks: Int32,
         stream: cuda.CUstream,
     ):
-        a = config.a_operand.prepare(a_tensor, sfa_tensor, config.tile.bm)
-        b = config.b_operand.prepare(b_tensor, sfb_tensor, config.tile.bn)
+        a = a_operand.prepare(a_tensor, sfa_tensor, config.tile.bm)
+        b = b_operand.prepare(b_tensor, sfb_tensor, config.tile.bn)
         c = store.prepare(c_tensor)
         amax = reduce.prepare(amax_tensor)
         schedule = gemm.schedule.prepare(a.extent, b.extent, a.k, c.tensor.shape[2])
-        gemm.launch(a, b, schedule, (c, amax), stream)
+        gemm.launch(a, b, schedule, (c, amax), blocks, stream)
 
     return block_scaled_gemm
 
@@ -161,20 +145,25 @@ def fake_args(config: BlockScaledGemm) -> list:
     args = [
         _fake_matrix(config, m, k, config.a_dtype, config.a_container, config.a_major == "m"),
         _fake_matrix(config, n, k, config.b_dtype, config.b_container, config.b_major == "n"),
-        _fake_scales(config, config.sfa_form),
-        _fake_scales(config, config.sfb_form),
+        _fake_scales(config.sf_dtype, config.sfa_container, config.sfa_form),
+        _fake_scales(config.sf_dtype, config.sfb_container, config.sfb_form),
         _fake_matrix(
-            config, m, n, config.c_dtype, config.c_container, config.c_major == "m",
+            config,
+            m,
+            n,
+            config.c_dtype,
+            config.c_container,
+            config.c_major == "m",
             aligned=config.c_store == "tma",
         ),
     ]
     make = cute.runtime.make_fake_tensor
     if config.amax == "global":
-        strides = tuple(cute.sym_int64() for _ in range(3))
-        args.append(make(cutlass.Float32, (1, 1, 1), strides, assumed_align=4))
+        shape, strides = (1, 1, 1), tuple(cute.sym_int64() for _ in range(3))
     else:
-        args.append(make(cutlass.Float32, (cute.sym_int32(),), (1,), assumed_align=4))
-    args.append(cute.runtime.make_fake_stream())
+        shape, strides = (cute.sym_int32(), 1, 1), (1, cute.sym_int64(), cute.sym_int64())
+    args.append(make(cutlass.Float32, shape, strides, assumed_align=4))
+    args += [Int32(1), cute.runtime.make_fake_stream()]
     return args
 
 
@@ -193,13 +182,11 @@ def _fake_matrix(config, rows, columns, dtype, container, first_contiguous, alig
         shape, stride = [shape[2], *shape[:2]], [stride[2], *stride[:2]]
     element = DSL_TYPES[dtype if container == "native" else container]
     align = 16 if aligned else max(1, element.width // 8)
-    return cute.runtime.make_fake_tensor(
-        element, tuple(shape), tuple(stride), assumed_align=align
-    )
+    return cute.runtime.make_fake_tensor(element, tuple(shape), tuple(stride), assumed_align=align)
 
 
-def _fake_scales(config, form):
-    element = DSL_TYPES[config.sf_dtype if config.sf_container == "native" else config.sf_container]
+def _fake_scales(dtype, container, form):
+    element = DSL_TYPES[dtype if container == "native" else container]
     r, q, batches = cute.sym_int32(), cute.sym_int32(), cute.sym_int32()
     sr, sq, sl = cute.sym_int64(), cute.sym_int64(), cute.sym_int64()
     if form == "logical":

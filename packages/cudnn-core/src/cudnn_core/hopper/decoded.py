@@ -104,12 +104,8 @@ class DecodedBody:
     def produce(self, buffers, a: OperandArgs, b: OperandArgs, item, state):
         """One warp: fill the raw ring for one work item. Waits on raw.empty, signals raw.full."""
         tile = self.tile
-        a_shared, a_global = self.a.partition(
-            a, buffers.a, tile.bm, item.m0, item.k0, item.batch
-        )
-        b_shared, b_global = self.b.partition(
-            b, buffers.b, tile.bn, item.n0, item.k0, item.batch
-        )
+        a_shared, a_global = self.a.partition(a, buffers.a, tile.bm, item.m0, item.k0, item.batch)
+        b_shared, b_global = self.b.partition(b, buffers.b, tile.bn, item.n0, item.k0, item.batch)
         first = item.k0 // self.a.decoder.tile_k
         for i in cutlass.range(self.k_tiles(item.k_count), unroll=1):
             buffers.raw.wait_empty(state)
@@ -121,11 +117,23 @@ class DecodedBody:
             with cute.arch.elect_one():
                 buffers.raw.expect(state, count)
                 self.a.load_scales(
-                    a, buffers.a, tile.bm, item.m0, first + i, item.batch, state.index,
+                    a,
+                    buffers.a,
+                    tile.bm,
+                    item.m0,
+                    first + i,
+                    item.batch,
+                    state.index,
                     barrier.toint(),
                 )
                 self.b.load_scales(
-                    b, buffers.b, tile.bn, item.n0, first + i, item.batch, state.index,
+                    b,
+                    buffers.b,
+                    tile.bn,
+                    item.n0,
+                    first + i,
+                    item.batch,
+                    state.index,
                     barrier.toint(),
                 )
             cute.copy(

@@ -81,9 +81,7 @@ class AmaxReduce:
 
     @cute.jit
     def prepare(self, tensor: cute.Tensor):
-        return cute.make_tensor(
-            cute.recast_ptr(tensor.iterator, dtype=Int32), cute.make_layout(1)
-        )
+        return cute.make_tensor(cute.recast_ptr(tensor.iterator, dtype=Int32), cute.make_layout(1))
 
     def allocate(self, smem, tile: TileConfig):
         return None
@@ -220,7 +218,9 @@ class TileStore:
             if cutlass.const_expr(keep == self.contiguous):
                 strides.append(1)
             else:
-                strides.append(self.unit_stride(tensor.shape[mode], tensor.stride[mode], unit, align))
+                strides.append(
+                    self.unit_stride(tensor.shape[mode], tensor.stride[mode], unit, align)
+                )
         columns = Int32(tensor.shape[n]) // unit
         units = cute.make_tensor(
             cute.recast_ptr(tensor.iterator, dtype=self.format.word),
@@ -251,9 +251,7 @@ class TileStore:
         if self.mode == "direct":
             return None
         layout = self.smem_layout()
-        return smem.allocate_tensor(
-            self.format.word, layout.outer, 1024, swizzle=layout.inner
-        )
+        return smem.allocate_tensor(self.format.word, layout.outer, 1024, swizzle=layout.inner)
 
     def begin(self):
         return None

@@ -30,14 +30,16 @@ class HopperGemm:
         self.epilogue = epilogue
 
     @cute.jit
-    def launch(self, a, b, schedule, epilogue, stream: cuda.CUstream):
+    def launch(self, a, b, schedule, epilogue, limit: Int32, stream: cuda.CUstream):
         """On the host: a, b, schedule, epilogue are what their `prepare` returned.
+
+        limit: thread blocks to launch at most; one fits on each multiprocessor.
 
         The problem must have at least one tile: empty outputs are the caller's to settle.
         """
         blocks = self.schedule.count(schedule)
-        if blocks > self.tile.grid:
-            blocks = Int32(self.tile.grid)
+        if blocks > limit:
+            blocks = limit
         self.kernel(a, b, schedule, epilogue).launch(
             grid=[blocks, 1, 1],
             block=[self.tile.threads, 1, 1],
@@ -94,7 +96,9 @@ class HopperGemm:
             raw, converted = self.body.convert(buffers, b, item, raw, converted, thread)
 
     @cute.jit
-    def consume(self, buffers: cutlass.Constexpr, staging: cutlass.Constexpr, a, schedule, epilogue, thread):
+    def consume(
+        self, buffers: cutlass.Constexpr, staging: cutlass.Constexpr, a, schedule, epilogue, thread
+    ):
         raw, converted = self.body.consumer_states(buffers)
         lives = self.epilogue.begin(epilogue, staging)
         accumulators = self.body.accumulators()

@@ -79,9 +79,7 @@ class BlockScaledOperand:
     def smem_layout(self, rows: int, stages: int):
         """K-major rows carry the 64-byte swizzle; MN-major tiles are plain [k][row]."""
         if self.contiguous == "mn":
-            return cute.make_layout(
-                (rows, ROW_BYTES, stages), stride=(1, rows, rows * ROW_BYTES)
-            )
+            return cute.make_layout((rows, ROW_BYTES, stages), stride=(1, rows, rows * ROW_BYTES))
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, Uint8)
         return cute.tile_to_shape(atom, (rows, ROW_BYTES, stages), order=(0, 1, 2))
 
@@ -147,9 +145,7 @@ class BlockScaledOperand:
             batch = Int32(0)
         return batch
 
-    def partition(
-        self, args: OperandArgs, buffers: OperandBuffers, rows: int, row0, k0, batch
-    ):
+    def partition(self, args: OperandArgs, buffers: OperandBuffers, rows: int, row0, k0, batch):
         """(shared, global) views for the copies of a work item, indexed by stage and K tile."""
         tile = args.tma_tensor[None, None, self.batch_index(args, batch)]
         tile = cute.domain_offset((row0, k0 // (self.decoder.tile_k // ROW_BYTES)), tile)
@@ -258,9 +254,7 @@ class BlockScaledOperand:
         codes = []
         first = self.first_block(k_tile)
         for atom in range(self.decoder.atoms_k):
-            word = load_shared_u32(
-                self.scale_address(buffers, rows, stage, row, Int32(4 * atom))
-            )
+            word = load_shared_u32(self.scale_address(buffers, rows, stage, row, Int32(4 * atom)))
             if self.decoder.blocks < 4:
                 word = word >> (8 * first)
             for j in range(min(4, self.decoder.blocks)):

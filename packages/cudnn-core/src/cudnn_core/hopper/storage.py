@@ -13,7 +13,12 @@ from .bits import float_bits, round_pair
 
 # Midpoints between neighbouring e2m1 magnitudes; True where the tie goes to the upper one (even).
 E2M1_MIDPOINTS = (
-    (0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True),
+    (0.25, False),
+    (0.75, True),
+    (1.25, False),
+    (1.75, True),
+    (2.5, False),
+    (3.5, True),
     (5.0, False),
 )
 

@@ -19,7 +19,6 @@ class TileConfig:
     promote_k: None, or how many K elements the tensor core sums before its FP32 result is added
     to a second FP32 accumulator; the tensor core truncates each addition, so long sums drift.
     raster: how many tile rows are walked together, for reuse in the L2 cache.
-    grid: thread blocks to launch at most (the multiprocessors of the GPU; one fits on each).
     """
 
     bm: int = 256
@@ -29,7 +28,6 @@ class TileConfig:
     bf16_stages: int = 3
     promote_k: int | None = None
     raster: int = 8
-    grid: int = 132
 
     @property
     def m_blocks(self) -> int:
@@ -66,6 +64,6 @@ def why_not(tile: TileConfig) -> str | None:
         return f"the tile needs {accumulators} accumulator registers a thread, 128 are there"
     if tile.raw_stages < 2 or tile.bf16_stages < 2:
         return "every ring needs two stages at least"
-    if tile.raster < 1 or tile.grid < 1:
-        return "raster and grid must be positive"
+    if tile.raster < 1:
+        return f"raster must be positive, got {tile.raster}"
     return None

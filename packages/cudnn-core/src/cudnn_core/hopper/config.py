@@ -1,0 +1,42 @@
+"""Configurations of the Hopper kernels: everything that is fixed at compile time.
+
+May import: the standard library and tile.py, so that planning a call needs neither the DSL nor a GPU.
+"""
+
+from dataclasses import dataclass, field
+
+from .tile import TileConfig
+
+__all__ = ["BlockScaledGemm", "TileConfig"]
+
+
+@dataclass(frozen=True)
+class BlockScaledGemm:
+    """Every compile-time property of the kernel; the object is the compile key.
+
+    Dtypes are names. a_container, b_container, c_container: "native" or "uint8" (packed FP4).
+    sfa_container, sfb_container: "native", "uint8" or "int8". sfa_form, sfb_form: "logical" (32,4,R,4,Q,L) or
+    "physical" (L,R,Q,32,4,4). c_store: "tma" needs a 16-byte aligned C whose strides are multiples
+    of 16 bytes; "direct" takes any. batch: "last" for (M,K,L) or "outer" for (L,M,K). amax:
+    "global" writes one number, "per_batch" L of them.
+    """
+
+    a_dtype: str
+    b_dtype: str
+    sf_dtype: str
+    sf_vec: int
+    c_dtype: str = "float32"
+    a_container: str = "native"
+    b_container: str = "native"
+    c_container: str = "native"
+    sfa_container: str = "native"
+    sfb_container: str = "native"
+    a_major: str = "k"
+    b_major: str = "k"
+    c_major: str = "n"
+    sfa_form: str = "logical"
+    sfb_form: str = "logical"
+    c_store: str = "tma"
+    batch: str = "last"
+    amax: str = "global"
+    tile: TileConfig = field(default_factory=TileConfig)

@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cudnn_core.dtypes import FLOAT4_E2M1FN, FLOAT32, UINT8
@@ -60,6 +60,7 @@ def test_a_torch_device_is_a_device():
     assert of((2,), device=torch.device("cpu")).device == Device("cpu")
 
 
+@settings(deadline=None)
 @given(shapes)
 def test_contiguous_strides_are_products_of_later_extents(shape):
     stride = contiguous_stride(shape)
@@ -86,6 +87,7 @@ def test_stride_order_is_innermost_first_with_ties_by_extent_then_index():
     assert stride_order((4, 4), (1, 1)) == (0, 1)
 
 
+@settings(deadline=None)
 @given(strided())
 def test_stride_order_sorts_strides(case):
     shape, stride = case
@@ -129,6 +131,7 @@ def test_codes_that_cannot_be_paired_are_refused():
     assert physical_fp4((1, 8), (9, 1)) == ((1, 4), (4, 1))  # a unit dim may have any stride
 
 
+@settings(deadline=None)
 @given(strided())
 def test_physical_undoes_logical(case):
     shape, stride = case
@@ -224,6 +227,7 @@ def assert_same(desc, tensor):
         assert extent == 1 or got == want
 
 
+@settings(deadline=None)
 @given(strided(), st.data())
 def test_permute_transpose_squeeze_unsqueeze_as_torch(case, data):
     shape, stride = case
@@ -241,6 +245,7 @@ def test_permute_transpose_squeeze_unsqueeze_as_torch(case, data):
     assert desc.size() == shape and desc.size(a) == tensor.size(a) and len(desc) == len(tensor)
 
 
+@settings(deadline=None)
 @given(strided())
 def test_contiguity_as_torch(case):
     shape, stride = case
@@ -264,6 +269,7 @@ def test_channels_last():
         of((2, 3)).is_contiguous(torch.preserve_format)
 
 
+@settings(deadline=None)
 @given(strided(), st.data())
 def test_view_as_torch(case, data):
     shape, stride = case

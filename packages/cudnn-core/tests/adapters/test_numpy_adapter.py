@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudnn_core.adapters import adapter_of
@@ -27,6 +27,7 @@ def views(draw):
     return x[::-1] if draw(st.booleans()) else x
 
 
+@settings(deadline=None)
 @given(views())
 def test_views_are_described_in_elements(x):
     desc = ADAPTER.describe(x, "x")
@@ -42,6 +43,7 @@ def test_views_are_described_in_elements(x):
         )
 
 
+@settings(deadline=None)
 @given(views())
 def test_the_key_separates_what_the_description_separates(x):
     same = ADAPTER.metadata(x) == ADAPTER.metadata(x.copy(order="C"))
@@ -72,6 +74,7 @@ def test_unpacked_fp4_points_to_quantize():
         ADAPTER.describe(np.zeros(4, ml_dtypes.float4_e2m1fn), "x")
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 4), min_size=1, max_size=3),
     st.sampled_from(["float32", "bfloat16", "float8_e4m3fn", "uint8", "bool"]),

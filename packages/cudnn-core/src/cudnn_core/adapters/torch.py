@@ -55,17 +55,16 @@ class TorchAdapter(Adapter):
 
     def allocator(self, desc: TensorDesc, initial: float | None = None) -> Callable[[], Any]:
         dtype, shape, stride = container(desc, packed_dtype=HAS_FP4)
+        # torch fills new memory in deterministic mode, which it cannot do for FP4: bytes first, then a view.
+        allocated = torch.uint8 if dtype.is_fp4 else dtype.torch()
         place = torch.device(str(desc.device))
-        make = functools.partial(
-            torch.empty_strided, shape, stride, dtype=dtype.torch(), device=place
-        )
-        if initial is None:
-            return make
-        if dtype.is_fp4 or dtype.is_float8 or desc.dtype.is_fp4:
-            # torch refuses to fill some of these, and overflows in others: their bytes are plain
-            byte = int(element(desc.dtype, initial).view("uint8"))
-            return lambda: _fill_bytes(make(), byte)
-        return lambda: make().fill_(initial)
+        make = functools.partial(torch.empty_strided, shape, stride, dtype=allocated, device=place)
+        if initial is not None:
+            make = _filled(make, desc.dtype, initial)
+        if dtype.is_fp4:
+            packed = dtype.torch()
+            return lambda: make().view(packed)
+        return make
 
     def zero(self, x: Any) -> None:
         if x.dtype.itemsize == 1:
@@ -164,6 +163,16 @@ class TorchAdapter(Adapter):
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         )
+
+
+def _filled(
+    make: Callable[[], torch.Tensor], dtype: DType, value: float
+) -> Callable[[], torch.Tensor]:
+    if dtype.is_fp4 or dtype.is_float8:
+        # torch overflows in some of these where others saturate: their bytes are plain
+        byte = int(element(dtype, value).view("uint8"))
+        return lambda: _fill_bytes(make(), byte)
+    return lambda: make().fill_(value)
 
 
 def _fill_bytes(x: torch.Tensor, byte: int) -> torch.Tensor:

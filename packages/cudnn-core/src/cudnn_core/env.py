@@ -82,7 +82,7 @@ _ROWS = (
         "CUDNNFE_CLUSTER_OVERLAP_MARGIN",
         0,
         "when an operation is constructed",
-        "clusters left free for a concurrent kernel; results do not change; ValueError when none is left",
+        "clusters left free for a concurrent kernel; ValueError when none is left to run on",
         _natural,
     ),
     Variable("CUDNN_FE_GEMM_DYNAMIC_M", False, "per call", _NO_EFFECT, _present),
@@ -92,7 +92,7 @@ _ROWS = (
         "CUDNN_FE_GROUPED_GEMM_VALIDATE_DEVICE_VALUES",
         False,
         "per call",
-        '"1" checks offsets and pointer tables on the host, which blocks; RuntimeError under graph capture',
+        '"1" checks offsets and pointer tables on the host, which blocks; not under graph capture',
         _is_one,
     ),
     Variable(

@@ -13,6 +13,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any
 
+from . import doors
 from .adapters import adapter_of, common
 from .adapters.base import Adapter
 from .api_base import APIBase
@@ -130,7 +131,7 @@ class Op:
         """The wrapper door: TupleDict of fresh outputs. `attributes` in contract order."""
         adapter = adapter_of(inputs[0])
         if adapter is not None and adapter.needs_op(inputs):
-            return adapter.op_door(self, inputs, attributes, stream)
+            return doors.call(self, inputs, attributes, stream)
         try:
             key = (attributes, adapter.key(inputs))
             prepared = self._prepared.get(key)
@@ -147,7 +148,7 @@ class Op:
         if adapter.name != "jax":
             name = self._input_names[0]
             raise ValueError(mismatch(name, "a JAX array", f"a {adapter.name} array"))
-        return tuple(adapter.op_door(self, inputs, attributes, None))
+        return tuple(doors.call(self, inputs, attributes))
 
     def call_plain(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> TupleDict:
         """The wrapper door for plain tensors of any framework but JAX, on the current stream."""

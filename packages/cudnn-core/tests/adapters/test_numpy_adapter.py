@@ -135,6 +135,5 @@ def test_the_host_has_no_streams_modes_or_traces():
     launch = ADAPTER.launcher(lambda *arguments: calls.append(arguments), Device("cpu"))
     with ADAPTER.guard(CUDA0), ADAPTER.on_stream(None, CUDA0):
         launch((x, x), None)
-    assert calls == [(x, x, 0)] or len(calls[0]) == 3
-    with pytest.raises(NotImplementedError, match="numpy"):
-        ADAPTER.op_door(None, (), (), None)
+    assert [len(arguments) for arguments in calls] == [3]
+    assert calls[0][0] is x and calls[0][-1] == 0

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from .. import streams
 from ..dtypes import FLOAT4_E2M1FN, UINT8, DType
 from ..tensor_desc import Device, TensorDesc, physical_fp4
-from ..tuple_dict import TupleDict
 
 __all__ = ["NOTHING_TO_GUARD", "Adapter", "container", "element", "refuse_unpacked_fp4"]
 
@@ -156,14 +155,8 @@ class Adapter(abc.ABC):
         return False
 
     def needs_op(self, arrays: Iterable[Any]) -> bool:
-        """Whether a call on `arrays` must go through an op that the framework knows (`op_door`)."""
+        """Whether a call on `arrays` must go through an op that the framework knows (`doors`)."""
         return False
-
-    def op_door(
-        self, op: Any, inputs: tuple[Any, ...], attributes: tuple[Any, ...], stream: Any
-    ) -> TupleDict:
-        """The outputs of `op`, called in the form in which this framework knows it."""
-        raise NotImplementedError(f"{self.name} has no ops of its own")
 
     def deterministic(self) -> tuple[bool, bool]:
         """(deterministic algorithms are asked for, only warn where there is none)."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from ..dtypes import as_dtype
 from ..tensor_desc import Device, TensorDesc, canonical_stride, contiguous_stride
-from ..tuple_dict import TupleDict
 from .base import Adapter, container, element, refuse_unpacked_fp4
 
 __all__ = ["ADAPTER", "JaxAdapter"]
@@ -75,15 +74,6 @@ class JaxAdapter(Adapter):
     def needs_op(self, arrays: Iterable[Any]) -> bool:
         """Always: each operation is a JAX primitive, eager calls included."""
         return True
-
-    def op_door(
-        self, op: Any, inputs: tuple[Any, ...], attributes: tuple[Any, ...], stream: Any
-    ) -> TupleDict:
-        from ..doors import jax_primitive
-
-        self.stream_handle(stream, UNKNOWN)
-        outputs = jax_primitive.call(op, inputs, attributes)
-        return TupleDict(zip(op.output_names, outputs, strict=True))
 
 
 def _device(device: Any) -> Device:

@@ -11,7 +11,6 @@ import torch
 from .. import device_info, streams
 from ..dtypes import DType, as_dtype
 from ..tensor_desc import Device, TensorDesc, logical_fp4
-from ..tuple_dict import TupleDict
 from .base import NOTHING_TO_GUARD, Adapter, container, element
 
 __all__ = ["ADAPTER", "TorchAdapter"]
@@ -150,13 +149,6 @@ class TorchAdapter(Adapter):
 
     def needs_op(self, arrays: Iterable[Any]) -> bool:
         return self.is_traced(None) or not PLAIN_TYPES.issuperset(map(type, arrays))
-
-    def op_door(
-        self, op: Any, inputs: tuple[Any, ...], attributes: tuple[Any, ...], stream: Any
-    ) -> TupleDict:
-        from ..doors import torch_op
-
-        return torch_op.call(op, inputs, attributes, stream)
 
     def deterministic(self) -> tuple[bool, bool]:
         return (

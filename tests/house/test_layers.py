@@ -24,8 +24,15 @@ BELOW = {
     "dtypes": (*_MIDDLE, "adapters", "cache", "formats", "hopper", "jit"),
     "tensor_desc": (*_MIDDLE, "adapters", "cache", "formats", "hopper", "jit"),
     "env": (*_MIDDLE, "adapters", "cache", "formats", "hopper", "jit"),
-    # Leaves: an adapter describes and allocates arrays and knows nothing of operations.
-    "adapters": (*_MIDDLE, "cache", "formats", "hopper", "jit"),
+    # Leaves: an adapter describes and allocates arrays and knows nothing of operations. It does hand
+    # calls that its framework traces to the door made for that framework.
+    "adapters": (
+        *(part for part in _MIDDLE if part != "doors"),
+        "cache",
+        "formats",
+        "hopper",
+        "jit",
+    ),
     # Device code: kernels know no operation, no array framework, no cache.
     "hopper": (*_MIDDLE, "adapters", "cache", "formats"),
     "cache": (*_UPPER, "adapters", "formats", "hopper"),

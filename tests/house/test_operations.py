@@ -1,18 +1,27 @@
 """One stem for one operation: its file, its test and its page of the documentation.
 
-An operation is a module directly inside a family's package, unless its name starts with `_`.
+An operation is a module of a family's package that assigns `OP`.
 """
+
+import ast
 
 import pytest
 from source import ROOT, sources
 
+
+def declares_operation(path):
+    return any(
+        isinstance(target, ast.Name) and target.id == "OP"
+        for node in ast.parse((ROOT / path).read_text()).body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    )
+
+
 OPERATIONS = [
     (path.parts[1].removeprefix("cudnn-"), path.stem)
     for path in sources()
-    if path.parts[0] == "packages"
-    and path.parts[1] != "cudnn-core"
-    and len(path.parts) == 5
-    and not path.stem.startswith("_")
+    if path.parts[0] == "packages" and path.parts[1] != "cudnn-core" and declares_operation(path)
 ]
 
 

@@ -4,13 +4,11 @@ Imports formats.spec; the implementation for an array's library is imported when
 """
 
 import sys
-from importlib import import_module
 from math import isfinite
 
 from ..tuple_dict import TupleDict
 from .spec import INPUT_DTYPES, OUTPUT_DTYPES, SCALE_LAYOUTS, Format, geometry, resolve
 
-_IMPLEMENTATIONS = {"numpy": ".reference", "torch": ".torch_impl", "jax": ".jax_impl"}
 _SCALE_BYTES = ("uint8", "int8")
 
 
@@ -195,7 +193,14 @@ def _implementation(name: str, x):
             f"{name}: expected a NumPy, PyTorch or JAX array, got {type(x).__module__}."
             f"{type(x).__qualname__}"
         )
-    return import_module(_IMPLEMENTATIONS[framework], __package__)
+    # Statements rather than import_module: torch.compile traces through them.
+    if framework == "torch":
+        from . import torch_impl as implementation
+    elif framework == "jax":
+        from . import jax_impl as implementation
+    else:
+        from . import reference as implementation
+    return implementation
 
 
 def _check_same_library(name: str, x, other_name: str, other):

@@ -21,7 +21,7 @@ from cudnn_core.cli.texts import show_error, show_seconds, three_digits
 _COLUMNS = (
     Column("op"),
     Column("engine"),
-    Column("input", wide=True),
+    Column("input", spare=True),
     Column("shape", right=True),
     Column("formats"),
     Column("error", right=True),
@@ -152,7 +152,7 @@ def _show_study(console: Console, study: Study) -> list[Any]:
     first, *rest = study.columns
     columns = (Column(first), *(Column(name, right=True) for name in rest))
     console.print()
-    console.print(f"[bold]{study.title}[/bold]")
+    console.print(f"[bold]{escape(study.title)}[/bold]")
     console.print()
     console.print(make_table(console, columns, cells))
     console.print()

@@ -153,10 +153,10 @@ class TorchCuda(Place):
 
 
 def gelu(array: np.ndarray) -> np.ndarray:
-    """x (1 + erf(x / sqrt 2)) / 2 of a NumPy array: in float64, rounded once to its dtype."""
+    """x erfc(-x / sqrt 2) / 2 of a NumPy array: in float64, rounded once to its dtype."""
     wide = array.astype(np.float64)
-    erf = np.frompyfunc(math.erf, 1, 1)(wide / math.sqrt(2.0)).astype(np.float64)
-    return (wide * (1.0 + erf) / 2.0).astype(array.dtype)
+    erfc = np.frompyfunc(math.erfc, 1, 1)(wide / -math.sqrt(2.0)).astype(np.float64)
+    return (wide * erfc / 2.0).astype(array.dtype)
 
 
 class NoPlace(RuntimeError):

@@ -144,7 +144,7 @@ def _marked(row: Measured, name: str, text: str) -> str:
 def _show_study(console: Console, study: Study) -> list[Any]:
     """Run and print a study; returns the data of its rows."""
     cells, data = [], []
-    with Steps(study.title, study.steps) as steps:
+    with Steps(study.title.partition(":")[0], study.steps) as steps:
         for row, value in study.rows():
             cells.append(row)
             data.append(value)

@@ -43,8 +43,8 @@ class Outcome:
 
 def run(names: list[str], arch: str, jobs: int | None, everything: bool) -> int:
     """Compile; returns the exit status: 1 if a kernel failed."""
-    folder = _check_machine()
     chosen = families.named(names) if names else families.installed()
+    folder = _check_machine()
     modules = tuple(family.module for family in chosen)
     labels = [label for label, _ in _sources(modules, arch, everything)]
     if not labels:

@@ -73,7 +73,7 @@ def run(engine: str, repeat: int | None, plot: Path | None) -> int:
         if hasattr(module, "studies"):
             studies += module.studies(place, block)
     if not measured:
-        console.print("No installed family has an operation that is built; pip install cudnn")
+        console.print("No installed family has an operation that is built.")
         return 1
     _show_cases(console, measured)
     shown = [(study, _show_study(console, study)) for study in studies]

@@ -120,6 +120,21 @@ def test_costs_of_the_formats(costs):
         assert cells[0] == name and cells[2] != "-"
 
 
+def test_torch_tensors_give_the_same_costs(demos, block, costs):
+    pytest.importorskip("torch")
+    place = places.TorchCuda("cpu")
+    (study,) = demos["gemm-dense"].studies(place, block)
+    for _, cost in study.rows():
+        on_numpy = costs[1][cost.name][1]
+        assert cost.output == pytest.approx(on_numpy.output, rel=1e-4)
+        assert cost.tokens == pytest.approx(on_numpy.tokens, rel=1e-2)
+    place.side = 128
+    for case in demos["gemm-dense"].cases(place, None):
+        trial = case.prepare()
+        errors = trial.judge(trial.call())
+        assert trial.engine == "reference" and all(e <= 1e-6 for e in errors.values())
+
+
 def test_cost_of_mxfp8_is_that_of_an_independent_quantizer(costs, block):
     import ml_dtypes
 

@@ -101,18 +101,21 @@ class Host(Place):
 
 
 class TorchCuda(Place):
-    """torch tensors on the first CUDA device, for the Hopper engine; time between CUDA events."""
+    """torch tensors on one CUDA device, for the Hopper engine; time between CUDA events."""
 
     engine = "hopper"
     repeat = 30
     side = 8192
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cuda:0") -> None:
         import torch
 
         self._torch = torch
-        self._device = torch.device("cuda", 0)
-        self.title = f"PyTorch on {torch.cuda.get_device_name(self._device)}"
+        self._device = torch.device(device)
+
+    @property
+    def title(self) -> str:
+        return f"PyTorch on {self._torch.cuda.get_device_name(self._device)}"
 
     def put(self, array: np.ndarray) -> Any:
         return self._torch.from_numpy(array).to(self._device)

@@ -69,7 +69,7 @@ def test_core_numpy(session):
 @nox.session(name="test-core")
 def test_core(session):
     """cudnn-core with PyTorch, JAX and the implementations its formats are checked against."""
-    test(session, "cudnn-core", extras=("cli",), groups=(*FRAMEWORKS, "oracles"))
+    test(session, "cudnn-core", extras=("cli", "plot"), groups=(*FRAMEWORKS, "oracles"))
 
 
 @nox.session(name="test-dense")
@@ -105,7 +105,7 @@ def test_attention(session):
 @nox.session(name="test-meta")
 def test_meta(session):
     """The meta-package: imports, names, and the code blocks of the documentation."""
-    sync(session, "--package", "cudnn", groups=("test", *FRAMEWORKS))
+    sync(session, "--package", "cudnn", "--extra=plot", groups=("test", *FRAMEWORKS))
     pytest(session, "tests", "--ignore=tests/house")
 
 

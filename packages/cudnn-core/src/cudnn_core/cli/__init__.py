@@ -18,7 +18,7 @@ def main(arguments: list[str] | None = None) -> None:
         verb = "is" if len(missing) == 1 else "are"
         sys.exit(
             f"The command cudnn needs {' and '.join(missing)}, which {verb} not installed; "
-            "pip install 'cudnn-core[cli]'"
+            f"pip install {' '.join(missing)}"
         )
     from cudnn_core.cli.app import app
 

@@ -43,8 +43,8 @@ class Outcome:
 
 def run(names: list[str], arch: str, jobs: int | None, everything: bool) -> int:
     """Compile; returns the exit status: 1 if a kernel failed."""
-    folder = _check_machine()
     chosen = families.named(names) if names else families.installed()
+    folder = _check_machine()
     modules = tuple(family.module for family in chosen)
     labels = [label for label, _ in _sources(modules, arch, everything)]
     if not labels:
@@ -62,7 +62,7 @@ def run(names: list[str], arch: str, jobs: int | None, everything: bool) -> int:
 def _check_machine() -> Path:
     if sys.platform != "linux":
         raise CannotCompile(f"kernels are compiled on Linux only; this is {sys.platform}")
-    if importlib.util.find_spec("cutlass") is None:
+    if _missing_compiler():
         raise CannotCompile(
             "the kernel compiler is not installed; "
             "pip install 'nvidia-cutlass-dsl[cu13]' apache-tvm-ffi"
@@ -73,6 +73,10 @@ def _check_machine() -> Path:
     if folder is None:
         raise CannotCompile("the disk cache is off or has no usable folder; cudnn doctor says more")
     return folder
+
+
+def _missing_compiler() -> bool:
+    return importlib.util.find_spec("cutlass") is None
 
 
 def _sources(modules: tuple[str, ...], arch: str, everything: bool) -> Iterator[tuple[str, Any]]:

@@ -13,12 +13,12 @@ from typing import Self
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 PIPE_WIDTH = 120
-WIDE = 100
 _QUIET_SECONDS = 1.0
 
 
@@ -32,31 +32,43 @@ def make_console(*, stderr: bool = False) -> Console:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. `wide` ones are left out where there are fewer than 100 columns."""
+    """A column of a table. `spare` ones are left out where the table would be too wide."""
 
     title: str
     right: bool = False
-    wide: bool = False
+    spare: bool = False
     wrap: bool = False
 
 
 def make_table(console: Console, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Table:
-    """A table with one rule below its head; cells may carry rich markup."""
+    """A table with one rule below its head; cells may carry rich markup.
+
+    As airy as the console allows: wide gaps, else narrow ones, else without the spare columns.
+    """
+    rows = list(rows)
+    kept = [i for i, column in enumerate(columns) if not column.spare]
+    every = range(len(columns))
+    for shown, gap in ((every, 1), (every, 0), (kept, 1), (kept, 0)):
+        table = _build([columns[i] for i in shown], [[row[i] for i in shown] for row in rows], gap)
+        unlimited = console.options.update(max_width=10_000)
+        if Measurement.get(console, unlimited, table).maximum <= console.width:
+            break
+    return table
+
+
+def _build(columns: Sequence[Column], rows: Iterable[Sequence[str]], gap: int) -> Table:
     table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1) if console.width >= WIDE else 0,
-        pad_edge=False,
-        show_edge=False,
-        header_style="",
+        box=box.SIMPLE_HEAD, padding=(0, gap), pad_edge=False, show_edge=False, header_style=""
     )
-    kept = [i for i, column in enumerate(columns) if not column.wide or console.width >= WIDE]
-    for i in kept:
-        column = columns[i]
-        justify = "right" if column.right else "left"
-        overflow = "fold" if column.wrap else "ellipsis"
-        table.add_column(column.title, justify=justify, no_wrap=not column.wrap, overflow=overflow)
+    for column in columns:
+        table.add_column(
+            column.title,
+            justify="right" if column.right else "left",
+            no_wrap=not column.wrap,
+            overflow="fold" if column.wrap else "ellipsis",
+        )
     for row in rows:
-        table.add_row(*(row[i] for i in kept))
+        table.add_row(*row)
     return table
 
 

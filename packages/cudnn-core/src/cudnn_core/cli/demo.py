@@ -4,6 +4,7 @@ What runs comes from the families' `_demo` modules (see `protocol`); this file r
 """
 
 import importlib.util
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from cudnn_core.cli.texts import show_error, show_seconds, three_digits
 _COLUMNS = (
     Column("op"),
     Column("engine"),
-    Column("input", wide=True),
+    Column("input", spare=True),
     Column("shape", right=True),
     Column("formats"),
     Column("error", right=True),
@@ -73,7 +74,7 @@ def run(engine: str, repeat: int | None, plot: Path | None) -> int:
         if hasattr(module, "studies"):
             studies += module.studies(place, block)
     if not measured:
-        console.print("No installed family has an operation that is built; pip install cudnn")
+        console.print("No installed family has an operation that is built.")
         return 1
     _show_cases(console, measured)
     shown = [(study, _show_study(console, study)) for study in studies]
@@ -101,8 +102,15 @@ def measure_all(
 
 
 def _demos() -> list[tuple[str, Any]]:
-    found = ((family.name, family.demo()) for family in families.installed())
-    return [(name, module) for name, module in found if module is not None]
+    """(family, its demo module) of the families that have one; their loggers report errors only."""
+    found = []
+    for family in families.installed():
+        module = family.demo()
+        if module is not None:
+            # Operations warn when they read bytes as FP4, which is what a demo means them to do.
+            logging.getLogger(family.module).setLevel(logging.ERROR)
+            found.append((family.name, module))
+    return found
 
 
 def _because(asked: str, place: places.Place) -> str:
@@ -144,7 +152,7 @@ def _marked(row: Measured, name: str, text: str) -> str:
 def _show_study(console: Console, study: Study) -> list[Any]:
     """Run and print a study; returns the data of its rows."""
     cells, data = [], []
-    with Steps(study.title, study.steps) as steps:
+    with Steps(study.title.partition(":")[0], study.steps) as steps:
         for row, value in study.rows():
             cells.append(row)
             data.append(value)
@@ -152,7 +160,7 @@ def _show_study(console: Console, study: Study) -> list[Any]:
     first, *rest = study.columns
     columns = (Column(first), *(Column(name, right=True) for name in rest))
     console.print()
-    console.print(f"[bold]{study.title}[/bold]")
+    console.print(f"[bold]{escape(study.title)}[/bold]")
     console.print()
     console.print(make_table(console, columns, cells))
     console.print()

@@ -101,18 +101,21 @@ class Host(Place):
 
 
 class TorchCuda(Place):
-    """torch tensors on the first CUDA device, for the Hopper engine; time between CUDA events."""
+    """torch tensors on one CUDA device, for the Hopper engine; time between CUDA events."""
 
     engine = "hopper"
     repeat = 30
     side = 8192
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cuda:0") -> None:
         import torch
 
         self._torch = torch
-        self._device = torch.device("cuda", 0)
-        self.title = f"PyTorch on {torch.cuda.get_device_name(self._device)}"
+        self._device = torch.device(device)
+
+    @property
+    def title(self) -> str:
+        return f"PyTorch on {self._torch.cuda.get_device_name(self._device)}"
 
     def put(self, array: np.ndarray) -> Any:
         return self._torch.from_numpy(array).to(self._device)
@@ -153,10 +156,10 @@ class TorchCuda(Place):
 
 
 def gelu(array: np.ndarray) -> np.ndarray:
-    """x (1 + erf(x / sqrt 2)) / 2 of a NumPy array: in float64, rounded once to its dtype."""
+    """x erfc(-x / sqrt 2) / 2 of a NumPy array: in float64, rounded once to its dtype."""
     wide = array.astype(np.float64)
-    erf = np.frompyfunc(math.erf, 1, 1)(wide / math.sqrt(2.0)).astype(np.float64)
-    return (wide * (1.0 + erf) / 2.0).astype(array.dtype)
+    erfc = np.frompyfunc(math.erfc, 1, 1)(wide / -math.sqrt(2.0)).astype(np.float64)
+    return (wide * erfc / 2.0).astype(array.dtype)
 
 
 class NoPlace(RuntimeError):

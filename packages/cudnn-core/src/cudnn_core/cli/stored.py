@@ -21,9 +21,10 @@ _COLUMNS = (
     Column("age", right=True),
     Column("configuration", wrap=True),
 )
-# Parts of a plan's text that the other columns show.
-_SHOWN = re.compile(r"\b(op|engine|arch)='[^']*', ")
-_MODULES = re.compile(r"\b(?:\w+\.)+(?=\w+[(<])|\b(?:\w+\.)+(?=[A-Z]\w*\b)")
+# What other columns show, module paths, and the comma after a tuple's last item.
+_NOISE = re.compile(
+    r"\b(?:op|engine|arch)='[^']*', |\bconfig=|\b(?:\w+\.)+(?=\w+[(<]|[A-Z]\w*\b)|,(?=\))"
+)
 
 
 class NoCache(RuntimeError):
@@ -35,20 +36,20 @@ def show() -> None:
     cache, folder = _cache()
     entries = cache.entries()
     console = make_console()
-    if not entries:
+    if entries:
+        size = show_bytes(sum(entry.bytes for entry in entries))
+        seconds = show_seconds(sum(entry.seconds for entry in entries))
+        console.print(make_table(console, _COLUMNS, [_row(entry) for entry in entries]))
+        console.print(
+            f"\n{count_kernels(len(entries))}, {size}, compiled in {seconds}, "
+            f"in {escape(str(folder))}",
+            soft_wrap=True,
+        )
+    else:
         console.print(f"No kernel in {escape(str(folder))}", soft_wrap=True)
-        return
-    console.print(make_table(console, _COLUMNS, [_row(entry) for entry in entries]))
-    console.print()
-    size = show_bytes(sum(entry.bytes for entry in entries))
-    seconds = show_seconds(sum(entry.seconds for entry in entries))
-    console.print(
-        f"{count_kernels(len(entries))}, {size}, compiled in {seconds}, in {escape(str(folder))}",
-        soft_wrap=True,
-    )
     damaged = len(list(folder.glob("*.json"))) - len(entries)
     if damaged:
-        console.print(f"{damaged} more do not verify; they are compiled again when needed.")
+        console.print(f"{damaged} entries do not verify; they are compiled again when needed.")
 
 
 def clear(confirm: Callable[[str], bool]) -> None:
@@ -73,8 +74,8 @@ def count_kernels(count: int) -> str:
 
 
 def summary(plan: str) -> str:
-    """The text of a plan without module paths and without what other columns show."""
-    return _MODULES.sub("", _SHOWN.sub("", plan)).removeprefix("Plan(").removesuffix(")")
+    """The text of a plan without what other columns show and without module paths."""
+    return _NOISE.sub("", plan).removeprefix("Plan(").removesuffix(")")
 
 
 def _cache() -> tuple[Any, Path]:

@@ -378,7 +378,8 @@ def test_samples_may_be_descriptions(samples):
 
 
 @pytest.mark.parametrize(
-    "index, name", enumerate(["a_tensor", "b_tensor", "sfa_tensor", "sfb_tensor", "c_tensor"])
+    "index, name",
+    list(enumerate(["a_tensor", "b_tensor", "sfa_tensor", "sfb_tensor", "c_tensor"])),
 )
 def test_execute_refuses_what_the_samples_did_not_say(samples, index, name):
     _, tensors = samples

@@ -170,9 +170,7 @@ class Op:
         """Bind, select, compile or load; remembered under `key`, the oldest call forgotten beyond a bound."""
         named = dict(zip(self._input_names, inputs, strict=True))
         adapter, _ = common(named, self.short_name)
-        descs = [
-            adapter.describe(x, name) for name, x in zip(self._input_names, inputs, strict=True)
-        ]
+        descs = [None if x is None else adapter.describe(x, name) for name, x in named.items()]
         problem = self.contract.bind(descs, self.named(attributes))
         log_reinterpretations(logging.getLogger(self.namespace), problem)
         prepared = Prepared(self, adapter, problem)

@@ -168,18 +168,18 @@ def shaped(flat: Any, dtype: str, extents: tuple, keep: int, order: tuple) -> An
 
 
 def matrix(codes: np.ndarray, dtype: str, major: str, framework: str, pad: int, offset: int) -> Any:
-    """(L, rows, columns) codes as a (rows, columns, L) array; "k" and "n" majors make columns contiguous.
+    """(L, rows, K) codes as a (rows, K, L) array; major "k" makes K contiguous, any other the rows.
 
     pad: bytes that nobody may use, between rows. offset: bytes before the first element.
     """
-    columns_inner = major in "kn" or codes.shape[1] == 0
-    memory = codes if columns_inner else codes.swapaxes(1, 2)
+    k_inner = major == "k"
+    memory = codes if k_inner else codes.swapaxes(1, 2)
     if dtype == "float4_e2m1fn" or dtype == "uint8":
         memory = memory[..., 0::2] | (memory[..., 1::2] << 4)
     extents = (*memory.shape[:2], memory.shape[2] + pad)
     flat = np.full(offset + math.prod(extents), 0x7F, np.uint8)
     flat[offset:].reshape(extents)[..., : memory.shape[2]] = memory
-    order = (1, 2, 0) if columns_inner else (2, 1, 0)
+    order = (1, 2, 0) if k_inner else (2, 1, 0)
     placed = to_framework(flat, framework)[offset:]
     return shaped(placed, dtype, extents, memory.shape[2], order)
 
@@ -202,7 +202,7 @@ class Guarded:
         dtype = case.c_dtype
         packed = dtype in ("float4_e2m1fn", "uint8")
         rows, columns = (case.m, case.n // 2 if packed else case.n)
-        major_n = case.c_major == "n" or 0 in (rows, columns)
+        major_n = case.c_major == "n"
         inner, outer = (columns, rows) if major_n else (rows, columns)
         size = 4 if dtype == "float32" else 2 if dtype in ("float16", "bfloat16") else 1
         extents = (case.l, outer, inner + pad)

@@ -171,9 +171,7 @@ class Op:
         """Bind, select, compile or load; remembered under `key`, the oldest call forgotten beyond a bound."""
         named = dict(zip(self._input_names, inputs, strict=True))
         adapter, _ = common(named, self.short_name)
-        descs = [
-            adapter.describe(x, name) for name, x in zip(self._input_names, inputs, strict=True)
-        ]
+        descs = [None if x is None else adapter.describe(x, name) for name, x in named.items()]
         problem = self.contract.bind(descs, self.named(attributes))
         log_reinterpretations(logging.getLogger(self.namespace), problem)
         prepared = Prepared(self, adapter, problem)
@@ -233,13 +231,19 @@ class OpClass(APIBase):
         self._attributes = attributes
         self._launchers: dict[str, Callable[[Sequence[Any], Any], None]] = {}
 
-    def _check_support(self) -> None:
-        """ValueError / NotImplementedError for the tensors and options, then RuntimeError for the device."""
+    def check_support(self) -> bool:
+        """True, or ValueError / NotImplementedError for the tensors and options, then RuntimeError for the device."""
         self._problem = self.op.contract.bind(self._descs, self._attributes)
         log_reinterpretations(self._logger, self._problem)
         self._engine = select(self.op.engines, self._problem)
+        self._is_supported = True
+        return True
 
-    def _compile(self) -> None:
+    def compile(self) -> None:
+        """Compiles once, or loads from the cache; runs `check_support` when nobody did."""
+        if self._is_compiled:
+            return
+        self._ensure_support_checked()
         self._engine.scalars(self._problem)  # a margin that leaves no block is an error now
         self._executable = self._engine.compile(self._engine.plan(self._problem))
         operands = self.op.contract.operands
@@ -250,6 +254,7 @@ class OpClass(APIBase):
             None if d is None else (tuple(d.shape), canonical_stride(d.shape, d.stride), d.dtype)
             for d in self._descs
         )
+        self._is_compiled = True
 
     def _run(self, tensors: tuple[Any, ...], stream: Any) -> None:
         self._require_compiled()

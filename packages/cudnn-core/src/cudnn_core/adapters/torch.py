@@ -148,7 +148,12 @@ class TorchAdapter(Adapter):
         return type(x) not in PLAIN_TYPES
 
     def needs_op(self, arrays: Iterable[Any]) -> bool:
-        return self.is_traced(None) or not PLAIN_TYPES.issuperset(map(type, arrays))
+        if self.is_traced(None):
+            return True
+        # What is no tensor at all is not the op's to refuse: torch would not name it as we do.
+        return not PLAIN_TYPES.issuperset(map(type, arrays)) and any(
+            isinstance(x, torch.Tensor) and type(x) not in PLAIN_TYPES for x in arrays
+        )
 
     def deterministic(self) -> tuple[bool, bool]:
         return (

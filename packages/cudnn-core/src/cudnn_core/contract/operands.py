@@ -114,6 +114,8 @@ class Matrix(Operand):
 
     def _admits(self, desc: TensorDesc, contiguous: int) -> bool:
         """Whether the axis has stride 1 and the others do not step inside or against it."""
+        if 0 in desc.shape:
+            return True  # nothing is addressed, so strides say nothing
         if desc.shape[contiguous] != 1 and desc.stride[contiguous] != 1:
             return False
         span = desc.shape[contiguous]
@@ -130,8 +132,8 @@ class Matrix(Operand):
         contiguous = self.dims.index(self.majors[major])
         if self.majors[major] == "K" and desc.shape[contiguous] % quantum != 0:
             return False
-        return all(
-            axis == contiguous or extent <= 1 or stride % quantum == 0
+        return 0 in desc.shape or all(
+            axis == contiguous or extent == 1 or stride % quantum == 0
             for axis, (extent, stride) in enumerate(zip(desc.shape, desc.stride, strict=True))
         )
 

@@ -53,6 +53,7 @@ FRAMEWORK_HOMES = {
     ),
     "jax": (
         "adapters.jax",
+        "doors.jax_ffi",
         "doors.jax_primitive",
         "formats.jax_impl",
         "jax_bridge",

@@ -32,7 +32,7 @@ def executable(function):
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    """Register targets for the CPU platform."""
+    """Register targets for the CPU platform and compute there."""
     real = jax_tvm_ffi.register_ffi_target
 
     def register(name, function, arguments, *, platform, **options):
@@ -40,6 +40,8 @@ def on_cpu(monkeypatch):
         real(name, function, arguments, platform="cpu", pass_owned_tensor=True, **options)
 
     monkeypatch.setattr(jax_tvm_ffi, "register_ffi_target", register)
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
 
 
 def test_arguments_come_in_contract_order_with_dense_strides(on_cpu):

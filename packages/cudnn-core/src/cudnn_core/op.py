@@ -67,6 +67,8 @@ class Prepared:
             with self.adapter.on_stream(stream, self.device):
                 outputs = [make() for make in self.allocate]
                 self.launch((*inputs, *outputs), stream)
+                # The caller may drop its tensors before the stream has read them.
+                self.adapter.keep_alive(inputs, self.adapter.stream_handle(stream, self.device))
         return TupleDict(zip(self.names, outputs, strict=True))
 
 

@@ -228,6 +228,7 @@ def _on_cuda(op: Op):
             if isinstance(operand, ScalarTensor)
         }
         results = [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in shapes]
-        return cuda_call(engine.compile(engine.plan(problem)), args, results, initial)
+        executable = engine.compile(engine.plan(problem))
+        return cuda_call(executable, args, results, initial, engine.scalars(problem))
 
     return lowered

@@ -387,9 +387,10 @@ class TestOnGpu:
     def test_recorded_memory_is_not_reused_while_the_stream_works(self):
         side = torch.cuda.Stream()
         x = torch.ones(1 << 20, device="cuda")
+        x.sum()  # loads its kernel now: loading later would wait for the sleep to end
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
-            torch.cuda._sleep(50_000_000)
+            torch.cuda._sleep(200_000_000)
             total = x.sum()
         ADAPTER.keep_alive([x, None], side.cuda_stream)
         pointer = x.data_ptr()

@@ -1,15 +1,17 @@
-"""The Hopper kernels behind `quantize` on CUDA tensors. Imports torch, formats.*; the DSL late."""
+"""The Hopper kernels behind `quantize` on CUDA tensors.
+
+Imports torch, formats.* and the compile cache; the DSL when a kernel is compiled.
+"""
 
 from functools import cache
-from threading import Lock
 
 import torch
 
+from ... import cache as compile_cache
+from ...cache import KernelSource
 from .. import layout
 from ..spec import Format, Geometry
 from .config import ELEMENT_BYTES, AmaxConfig, QuantizeConfig
-
-_compiling = Lock()
 
 
 def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale):
@@ -82,23 +84,25 @@ def _require_hopper(x):
 
 
 @cache
-def _compiled(config):
-    try:
-        import cutlass.cute as cute
-
-        from . import quantize as kernels
-    except ImportError as error:
-        raise ImportError(
-            "cudnn.quantize on CUDA tensors compiles its kernel with nvidia-cutlass-dsl[cu13] "
-            ">= 4.6.2 and apache-tvm-ffi; install them, or pass engine='torch' to run PyTorch "
-            f"operations ({error})"
-        ) from error
-    build = kernels.build_amax if isinstance(config, AmaxConfig) else kernels.build_quantize
-    function, arguments = build(config)
-    return cute.compile(function, *arguments, options="--enable-tvm-ffi")
-
-
 def executable(config):
-    """The compiled kernel of a QuantizeConfig or AmaxConfig, once per process."""
-    with _compiling:
-        return _compiled(config)
+    """The kernel of a QuantizeConfig or AmaxConfig, out of the compile cache."""
+    return compile_cache.get(source(config)).call
+
+
+def source(config) -> KernelSource:
+    """What the compile cache needs to build the kernel of a configuration."""
+
+    def build():
+        try:
+            from . import quantizer
+        except ImportError as error:
+            raise ImportError(
+                "cudnn.quantize on CUDA tensors compiles its kernel with nvidia-cutlass-dsl[cu13] "
+                ">= 4.6.2 and apache-tvm-ffi; install them, or pass engine='torch' to run PyTorch "
+                f"operations ({error})"
+            ) from error
+        make = quantizer.build_amax if isinstance(config, AmaxConfig) else quantizer.build_quantize
+        return *make(config), ""
+
+    name = "tensor_amax" if isinstance(config, AmaxConfig) else f"quantize_{config.format}"
+    return KernelSource(name, key=config, build=build)

@@ -7,6 +7,7 @@ memory helpers take 32-bit byte addresses and keep their order relative to barri
 """
 
 import cutlass
+import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
@@ -52,10 +53,26 @@ def merge_masked(a: Int32, mask: cutlass.Constexpr, b: Int32, *, loc=None, ip=No
 
 
 @dsl_user_op
+def max3_u16x2(a: Int32, b: Int32, c: Int32, *, loc=None, ip=None) -> Int32:
+    """The greatest of three, in each half of a word, unsigned; one instruction on Hopper."""
+    operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (a, b, c)]
+    text = "{\n.reg .b32 t;\nmax.u16x2 t, $1, $2;\nmax.u16x2 $0, t, $3;\n}"
+    return Int32(_asm(T.i32(), operands, text, "=r,r,r,r"))
+
+
+def opaque(value: Int32) -> Int32:
+    """The same value, which the compiler can no longer derive from anything else.
+
+    It stays in a register, where ptxas would rather recompute it in every round of a loop.
+    """
+    return cute.arch.shuffle_sync(value, cute.arch.lane_idx())
+
+
+@dsl_user_op
 def fp8_to_bf16_pairs(
     word: Int32, scale: Int32, kind: cutlass.Constexpr, *, loc=None, ip=None
 ) -> tuple[Int32, Int32]:
-    """Bytes 0, 1 and bytes 2, 3 of a word, each times an FP32 scale, as pairs of BF16.
+    """Bytes 0, 2 and bytes 1, 3 of a word, each times an FP32 scale, as pairs of BF16.
 
     kind: "e4m3x2" or "e5m2x2". scale: the bits of a power of two, or NaN.
     """
@@ -77,8 +94,8 @@ mul.rn.f32 f0, f0, s;
 mul.rn.f32 f1, f1, s;
 mul.rn.f32 f2, f2, s;
 mul.rn.f32 f3, f3, s;
-cvt.rn.bf16x2.f32 $0, f1, f0;
-cvt.rn.bf16x2.f32 $1, f3, f2;
+cvt.rn.bf16x2.f32 $0, f2, f0;
+cvt.rn.bf16x2.f32 $1, f3, f1;
 }}"""
     struct = ir.Type.parse("!llvm.struct<(i32, i32)>")
     operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (word, scale)]
@@ -171,6 +188,12 @@ def store_shared_u16(address: Int32, half: Int32, *, loc=None, ip=None) -> None:
 def float_bits(x: Float32, *, loc=None, ip=None) -> Int32:
     """The bit pattern of an FP32 number."""
     return Int32(llvm.bitcast(T.i32(), Float32(x).ir_value(loc=loc, ip=ip), loc=loc, ip=ip))
+
+
+@dsl_user_op
+def bits_float(word: Int32, *, loc=None, ip=None) -> Float32:
+    """The FP32 number of a bit pattern."""
+    return Float32(llvm.bitcast(T.f32(), Int32(word).ir_value(loc=loc, ip=ip), loc=loc, ip=ip))
 
 
 @dsl_user_op

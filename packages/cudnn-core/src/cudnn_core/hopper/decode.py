@@ -2,42 +2,73 @@
 
 May import: the CuTe DSL, bits.py. tests/hopper/decode_model.py mirrors this file in NumPy.
 
-Both ways round element * scale once, to the nearest even BF16, for every code and scale:
+Every path rounds element * scale once, to the nearest even BF16.
 
-    8-bit   the hardware's conversion to FP16, which holds every e4m3 and e5m2 value, then FP32,
-            where the product with a power of two is exact (2^-127 * 2^-16 is a subnormal), then
-            BF16. NaN and Inf need no care.
-    FP4     sign and fields moved to their BF16 positions give the element times 2^-126, BF16
-            subnormals included; times 2^126 it is exact, and the product with the scale rounds.
+Moving sign and fields of an element to their BF16 positions gives the element times 2^-gap,
+subnormals included, because BF16 arithmetic honours its own subnormals.
 
-Decoding shares the issue slots with the tensor core's feeding, so instructions count: three for an
-8-bit element, three for an FP4 element.
+    8-bit   One product with 2^gap * scale, which is a BF16 number unless the scale is very large or
+            NaN, finishes ordinary elements. `special` finds, for many elements at once, whether
+            some element is NaN or Inf or some scale too large; then `exact_step` goes through the
+            hardware's FP8 to FP16 conversion and an FP32 product, which serve every code.
+    FP4     Two products, with 2^126 (exact) and with the scale, serve every code.
+
+Decoding takes issue slots from the warps that feed the tensor core, so instructions count.
 """
 
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from .bits import (
+    e4m3_to_bf16x2,
     fp8_to_bf16_pairs,
+    max3_u16x2,
     merge_masked,
     mul_bf16x2,
-    e4m3_to_bf16x2,
     shift_left,
 )
 
-# In both halves of a word: BF16 signs, e2m1's exponent and mantissa in BF16, and 2^126.
+# Constants in both halves of a word: BF16 signs, and 2^126.
 SIGNS = 0x80008000
-E2M1_FIELDS = 0x01C001C0
 TWO_TO_126 = 0x7E807E80
 
 
-def expand_e2m1(word: Int32, pair: int) -> Int32:
-    """Nibbles `pair` and `pair` + 4 of a word, times 2^-126, as two BF16 numbers."""
-    fields = shift_left(word, 6 - 4 * pair) & E2M1_FIELDS
-    return merge_masked(shift_left(word, 12 - 4 * pair), SIGNS, fields)
+@dataclass(frozen=True)
+class Element:
+    """One element format.
+
+    gap: as above. fields: exponent and mantissa at their BF16 positions. down: how far the fields
+    of a byte in the upper half of a 16-bit lane move down (8-bit). special: the fields from which
+    on elements are NaN or Inf (8-bit).
+    """
+
+    bits: int
+    gap: int
+    fields: int
+    down: int = 0
+    special: int = 0
+
+    def expand(self, word: Int32, pair: int) -> tuple[Int32, Int32]:
+        """(two elements times 2^-gap as BF16, the same without signs).
+
+        8-bit: pair 0 holds bytes 0 and 2, pair 1 bytes 1 and 3. FP4: pair i holds nibbles i, i+4.
+        """
+        if self.bits == 8:
+            sign, shift = (8, 8 - self.down) if pair == 0 else (0, -self.down)
+        else:
+            sign, shift = 12 - 4 * pair, 6 - 4 * pair
+        fields = shift_left(word, shift) & (self.fields * 0x10001)
+        return merge_masked(shift_left(word, sign), SIGNS, fields), fields
+
+
+ELEMENTS = {
+    "float8_e4m3fn": Element(8, 120, 0x07F0, 4, 0x07F0),
+    "float8_e5m2": Element(8, 112, 0x0FE0, 3, 0x0F80),
+    "float4_e2m1fn": Element(4, 126, 0x01C0),
+}
 
 
 @dataclass(frozen=True)
@@ -54,8 +85,12 @@ class Decoder:
     sf_vec: int
 
     @property
+    def format(self) -> Element:
+        return ELEMENTS[self.element]
+
+    @property
     def bits(self) -> int:
-        return 4 if self.element == "float4_e2m1fn" else 8
+        return self.format.bits
 
     @property
     def chunk_elements(self) -> int:
@@ -96,8 +131,8 @@ class Decoder:
         return half if self.scales_per_chunk == 2 else 0
 
     @cute.jit
-    def factor(self, code: Int32) -> Int32:
-        """What `step` takes for a scale code: FP32 bits (8-bit), or a pair of BF16 (FP4)."""
+    def exact_factor(self, code: Int32) -> Int32:
+        """The scale as FP32 bits (8-bit elements) or as a pair of BF16 (FP4)."""
         if cutlass.const_expr(self.scale == "float8_e4m3fn"):
             return e4m3_to_bf16x2(code)
         # Code 0 is the subnormal 2^-127, and 255, NaN, would read as Inf: both take one more bit.
@@ -106,14 +141,39 @@ class Decoder:
             bits = bits | 0x40
         return bits << 16 if cutlass.const_expr(self.bits == 8) else bits * 0x10001
 
-    def step(self, chunk: list, half: int, step: int, factor: Int32) -> tuple[Int32, Int32]:
+    def factor(self, code: Int32) -> Int32:
+        """What `step` takes for a scale code."""
+        if self.bits == 8:
+            return code * (0x10001 << 7) + self.format.gap * (0x10001 << 7)
+        return self.exact_factor(code)
+
+    def step(self, chunk: list, half: int, step: int, factor: Int32, seen: Int32) -> tuple:
         """A chunk's share of K step `step` (16 elements) of BF16 stage `half`.
 
-        The words hold K positions 2t, 2t+1 and 2t+8, 2t+9 of the step, scaled.
+        Returns the words of K positions 2t, 2t+1 and 2t+8, 2t+9 of the step, scaled, and `seen`
+        joined with what `special` needs to know of them.
         """
         if self.bits == 8:
-            kind = "e4m3x2" if self.element == "float8_e4m3fn" else "e5m2x2"
-            return fp8_to_bf16_pairs(chunk[step], factor, kind)
+            lower, fields0 = self.format.expand(chunk[step], 0)
+            upper, fields1 = self.format.expand(chunk[step], 1)
+            seen = max3_u16x2(fields0, fields1, seen)
+            return mul_bf16x2(lower, factor), mul_bf16x2(upper, factor), seen
         word = chunk[2 * half + step // 2]
-        pairs = (expand_e2m1(word, 2 * (step % 2) + upper) for upper in range(2))
-        return tuple(mul_bf16x2(mul_bf16x2(x, Int32(TWO_TO_126)), factor) for x in pairs)
+        pairs = [self.format.expand(word, 2 * (step % 2) + upper)[0] for upper in range(2)]
+        lower, upper = (mul_bf16x2(mul_bf16x2(x, Int32(TWO_TO_126)), factor) for x in pairs)
+        return lower, upper, seen
+
+    def exact_step(self, chunk: list, step: int, factor: Int32) -> tuple[Int32, Int32]:
+        """8-bit elements: as `step`, with an exact factor, for any elements and scales."""
+        kind = "e4m3x2" if self.element == "float8_e4m3fn" else "e5m2x2"
+        return fp8_to_bf16_pairs(chunk[step], factor, kind)
+
+    def special(self, seen: Int32, codes: list) -> Boolean:
+        """8-bit elements: whether `step` was wrong for some element or scale."""
+        # A code that is too large for `factor` maps to fields that are special.
+        limit = 255 - self.format.gap
+        marks = [code + (self.format.special - limit) for code in codes]
+        for i in range(0, len(marks), 2):
+            seen = max3_u16x2(marks[i], marks[min(i + 1, len(marks) - 1)], seen)
+        carry = (0x8000 - self.format.special) * 0x10001
+        return ((seen + carry) & Int32(-0x7FFF8000)) != 0

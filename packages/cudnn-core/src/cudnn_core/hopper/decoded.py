@@ -21,7 +21,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Boolean, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from .bits import store_shared_v4
+from .bits import opaque, store_shared_v4
 from .operand import BlockScaledOperand, OperandArgs, OperandBuffers
 from .rings import Ring
 from .tile import TileConfig
@@ -145,7 +145,7 @@ class DecodedBody:
             state.advance()
         return state
 
-    def existing_blocks(self, operand: int, args, item, k_tile) -> Int32:
+    def existing_blocks(self, operand: BlockScaledOperand, args, k_tile) -> Int32:
         """How many blocks from the K tile's first on lie inside K."""
         decoder = operand.decoder
         return (args.k + decoder.sf_vec - 1) // decoder.sf_vec - k_tile * decoder.blocks
@@ -159,55 +159,67 @@ class DecodedBody:
         decoder = self.b.decoder
         bn = self.tile.bn
         first = item.k0 // decoder.tile_k
-        passes = cutlass.const_expr((bn + 127) // 128)
-        words = cute.make_rmem_tensor((16, passes), Int32)
-        codes = cute.make_rmem_tensor((decoder.blocks, passes), Int32)
+        words = cute.make_rmem_tensor(16, Int32)
+        codes = cute.make_rmem_tensor(decoder.blocks, Int32)
         # With fewer rows than threads the spare threads repeat rows; the stores agree.
-        row0 = thread & (bn - 1) if cutlass.const_expr(bn < 128) else thread
-        scale_row = item.n0 & 127 if cutlass.const_expr(bn % 128 != 0) else 0
+        row = thread & (bn - 1)
+        scale_row = row + (item.n0 & 127 if cutlass.const_expr(bn % 128 != 0) else 0)
         for i in cutlass.range(self.k_tiles(item.k_count), unroll=1):
             buffers.raw.wait_full(raw_state)
             stage = raw_state.index
-            existing = self.existing_blocks(self.b, b, item, first + i)
-            for p in cutlass.range_constexpr(passes):
-                row = row0 + 128 * p
-                for t in cutlass.range_constexpr(4):
-                    chunk = self.b.load_words(buffers.b, bn, stage, row, Int32(t))
-                    for w in cutlass.range_constexpr(4):
-                        words[4 * t + w, p] = chunk[w]
-                row_codes = self.b.row_codes(
-                    buffers.b, bn, stage, row + scale_row, first + i, existing
-                )
-                for j in cutlass.range_constexpr(decoder.blocks):
-                    codes[j, p] = row_codes[j]
+            data = self.b.data_stage(buffers.b, bn, stage)
+            for t in cutlass.range_constexpr(4):
+                at = data + self.b.data_offset(bn, row, Int32(t))
+                chunk = self.b.load_words(at, bn, 0)
+                for w in cutlass.range_constexpr(4):
+                    words[4 * t + w] = chunk[w]
+            scales = self.b.scale_stage(buffers.b, bn, stage) + self.b.scale_offset(scale_row)
+            existing = self.existing_blocks(self.b, b, first + i)
+            row_codes = self.b.row_codes(scales, first + i, existing)
+            for j in cutlass.range_constexpr(decoder.blocks):
+                codes[j] = row_codes[j]
             buffers.raw.release(raw_state)
             raw_state.advance()
             for half in cutlass.range_constexpr(decoder.halves):
                 buffers.decoded.wait_empty(bf16_state)
                 base = buffers.bf16.iterator.toint() + bf16_state.index * self.bf16_bytes()
-                for p in cutlass.range_constexpr(passes):
-                    row = row0 + 128 * p
-                    self.convert_row(words[None, p], codes[None, p], half, base, row)
+                self.convert_row(words, codes, half, base, row)
                 buffers.decoded.arrive_full(bf16_state)
                 bf16_state.advance()
         return raw_state, bf16_state
 
-    def convert_row(self, words, codes, half: int, base, row) -> None:
+    @cute.jit
+    def convert_row(self, words, codes, half: cutlass.Constexpr, base, row):
         """Decode 64 K elements of one row and store them in WGMMA's 128-byte swizzle."""
+        seen = self.convert_steps(words, codes, half, base, row, False)
+        if cutlass.const_expr(self.b.decoder.bits == 8):
+            row_codes = [codes[j] for j in range(self.b.decoder.blocks)]
+            if self.b.decoder.special(seen, row_codes):
+                self.convert_steps(words, codes, half, base, row, True)
+
+    def convert_steps(self, words, codes, half: int, base, row, exact: bool) -> Int32:
+        """Decode and store a row, fast or exactly; returns what `special` wants to see."""
         decoder = self.b.decoder
+        seen = Int32(0)
         factors = []
         for t in range(4):
             block = t * decoder.chunk_elements // decoder.sf_vec
-            factors.append(decoder.factor(codes[block + decoder.scale_of(half)]))
+            code = codes[block + decoder.scale_of(half)]
+            factors.append(decoder.exact_factor(code) if exact else decoder.factor(code))
         for step in range(4):
             pairs = []
             for t in range(4):
                 chunk = [words[4 * t + w] for w in range(4)]
-                pairs.append(decoder.step(chunk, half, step, factors[t]))
+                if exact:
+                    pairs.append(decoder.exact_step(chunk, step, factors[t]))
+                else:
+                    *pair, seen = decoder.step(chunk, half, step, factors[t], seen)
+                    pairs.append(pair)
             for upper in range(2):
                 piece = (2 * step + upper) ^ (row & 7)
                 at = base + row * BF16_ROW_BYTES + (piece << 4)
                 store_shared_v4(at, *(pair[upper] for pair in pairs))
+        return seen
 
     def mma_op(self):
         return warpgroup.MmaF16BF16Op(
@@ -232,9 +244,11 @@ class DecodedBody:
         warpgroup_index, warp, lane = thread // 128, (thread // 32) % 4, thread % 32
         block0 = warpgroup_index * (64 * tile.m_blocks)
         row0 = block0 + warp * 16 + lane // 4
-        chunk = lane % 4
+        chunk = opaque(lane % 4)
         # Tiles of 64 rows can start in the middle of a scale atom.
-        scale_row = item.m0 & 127 if cutlass.const_expr(tile.bm % 128 != 0) else 0
+        scale_row = row0 + (item.m0 & 127 if cutlass.const_expr(tile.bm % 128 != 0) else 0)
+        data_at = opaque(self.a.data_offset(tile.bm, row0, chunk))
+        scale_at = opaque(self.a.scale_offset(scale_row))
         first = item.k0 // decoder.tile_k
         rows = cutlass.const_expr(2 * tile.m_blocks)
         words = cute.make_rmem_tensor((4, rows), Int32)
@@ -248,14 +262,18 @@ class DecodedBody:
         release = bf16_state.clone()
         for i in cutlass.range(self.k_tiles(item.k_count), unroll=1):
             buffers.raw.wait_full(raw_state)
-            existing = self.existing_blocks(self.a, a, item, first + i)
+            existing = self.existing_blocks(self.a, a, first + i)
+            data = self.a.data_stage(buffers.a, tile.bm, raw_state.index) + data_at
+            scales = self.a.scale_stage(buffers.a, tile.bm, raw_state.index) + scale_at
             for r in cutlass.range_constexpr(rows):
-                row = row0 + 8 * (r % 2) + 64 * (r // 2)
-                loaded = self.a.load_words(buffers.a, tile.bm, raw_state.index, row, chunk)
+                # Neither 8 nor 64 rows down does a row's swizzle change.
+                down, block_down = 8 * (r % 2), 64 * (r // 2)
+                loaded = self.a.load_words(data, tile.bm, down + block_down)
                 for w in cutlass.range_constexpr(4):
                     words[w, r] = loaded[w]
+                # 8 rows are 128 bytes in a scale atom, and 64 rows are 8 bytes.
                 found = self.a.chunk_codes(
-                    buffers.a, tile.bm, raw_state.index, row + scale_row, chunk, first + i, existing
+                    scales + 16 * down + block_down // 8, chunk, first + i, existing
                 )
                 for j in cutlass.range_constexpr(decoder.scales_per_chunk):
                     codes[j, r] = found[j]
@@ -269,14 +287,9 @@ class DecodedBody:
                         if (i > 0) | Boolean(half > 0):
                             buffers.decoded.release(release)
                             release.advance()
-                    # Row blocks past the end of A are not decoded. The branch also keeps the
-                    # compiler from sinking this arithmetic behind the warpgroup's fence, where
-                    # it would have to serialize every WGMMA.
-                    block = group if cutlass.const_expr(tile.m_blocks == 2) else 0
-                    if block0 + 64 * block < item.m_valid:
-                        self.decode_group(words, codes, half, group, fragments[group])
-                    else:
-                        fragments[group].fill(0.0)
+                    self.decode_group(
+                        words, codes, half, group, fragments[group], item.m_valid > block0
+                    )
                     if cutlass.const_expr(group == 0):
                         buffers.decoded.wait_full(bf16_state)
                     self.multiply_group(
@@ -299,25 +312,62 @@ class DecodedBody:
         """A operand registers: word v + 2*h + 4*k is row half v, K half h, K step k."""
         return cute.make_rmem_tensor(((2, 2, 2), 1, k_steps), BFloat16)
 
-    def decode_group(self, words, codes, half: int, group: int, fragment) -> None:
-        """Fill one group's A registers from raw words."""
+    @cute.jit
+    def decode_group(
+        self, words, codes, half: cutlass.Constexpr, group: cutlass.Constexpr, fragment, rows_exist
+    ):
+        """Fill one group's A registers from raw words.
+
+        Both branches also keep the compiler from sinking the arithmetic behind the warpgroup's
+        fence, where it would have to serialize every WGMMA.
+        """
+        if cutlass.const_expr(self.a.decoder.bits == 8):
+            special = self.decode_steps(words, codes, half, group, fragment)
+            if cute.arch.vote_any_sync(special):
+                self.decode_exactly(words, codes, group, fragment)
+        else:
+            if rows_exist:
+                self.decode_steps(words, codes, half, group, fragment)
+            else:
+                fragment.fill(0.0)
+
+    def group_shape(self, group: int) -> tuple[int, int, int]:
+        """(row block, first K step, K steps) of a group."""
+        return (group, 0, 4) if self.tile.m_blocks == 2 else (0, 2 * group, 2)
+
+    def decode_steps(self, words, codes, half: int, group: int, fragment):
+        """Decode a group; the result says whether it has to be repeated exactly."""
         decoder = self.a.decoder
         registers = cute.recast_tensor(fragment, Int32)
-        block, step0, steps = (group, 0, 4) if self.tile.m_blocks == 2 else (0, 2 * group, 2)
+        block, step0, steps = self.group_shape(group)
+        seen = Int32(0)
+        used = [codes[decoder.scale_of(half), 2 * block + v] for v in range(2)]
         for v in range(2):
-            row = 2 * block + v
-            factor = decoder.factor(codes[decoder.scale_of(half), row])
-            chunk = [words[w, row] for w in range(4)]
+            factor = decoder.factor(used[v])
+            chunk = [words[w, 2 * block + v] for w in range(4)]
             for step in range(steps):
-                lower, upper = decoder.step(chunk, half, step0 + step, factor)
+                lower, upper, seen = decoder.step(chunk, half, step0 + step, factor, seen)
+                registers[v + 4 * step] = lower
+                registers[v + 4 * step + 2] = upper
+        return decoder.special(seen, used) if decoder.bits == 8 else None
+
+    def decode_exactly(self, words, codes, group: int, fragment) -> None:
+        """Decode a group of 8-bit elements by the path that serves every code."""
+        decoder = self.a.decoder
+        registers = cute.recast_tensor(fragment, Int32)
+        block, step0, steps = self.group_shape(group)
+        for v in range(2):
+            factor = decoder.exact_factor(codes[0, 2 * block + v])
+            chunk = [words[w, 2 * block + v] for w in range(4)]
+            for step in range(steps):
+                lower, upper = decoder.exact_step(chunk, step0 + step, factor)
                 registers[v + 4 * step] = lower
                 registers[v + 4 * step + 2] = upper
 
     def multiply_group(self, group: int, fragment, b_fragment, stage, accumulators):
         """Issue one group's WGMMAs as a commit group."""
-        two = self.tile.m_blocks == 2
-        accumulator = accumulators[group if two else 0]
-        step0, steps = (0, 4) if two else (2 * group, 2)
+        block, step0, steps = self.group_shape(group)
+        accumulator = accumulators[block]
         atom = cute.make_mma_atom(self.mma_op())
         atom.set(warpgroup.Field.ACCUMULATE, True)
         warpgroup.fence()

@@ -169,7 +169,7 @@ class TileStore:
     @property
     def width(self) -> int:
         """Columns of a subtile."""
-        return min(self.tile.bn, {32: 32, 16: 64, 8: 64, 4: 128}[self.format.bits])
+        return 32 if self.format.bits == 32 else 64
 
     @property
     def units(self) -> int:
@@ -327,7 +327,6 @@ class TileStore:
         inner = self.inner_bytes
         rows_in = cutlass.const_expr(inner // form.bytes)
         for i in cutlass.range_constexpr(self.width // 2):
-            # Pairs are neighbours in a row, so both elements of a pair are rounded at once.
             i0, i1, j = i % 2, (i // 2) % 2, i // 4
             row = frame.row + 8 * i1
             column = 8 * j + frame.column + i0

@@ -15,7 +15,7 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Int32
 
 from .tile import TileConfig
 
@@ -81,6 +81,7 @@ class HopperGemm:
 
     @cute.jit
     def produce(self, buffers: cutlass.Constexpr, a, b, schedule):
+        """The producer warp's walk over its block's items."""
         state = self.body.producer_state(buffers)
         first, end, step = self.items(schedule)
         for index in cutlass.range(first, end, step, unroll=1):
@@ -89,6 +90,7 @@ class HopperGemm:
 
     @cute.jit
     def convert(self, buffers: cutlass.Constexpr, b, schedule, thread):
+        """The converter warpgroup's walk; its threads count from 0."""
         raw, converted = self.body.converter_states(buffers)
         first, end, step = self.items(schedule)
         for index in cutlass.range(first, end, step, unroll=1):
@@ -99,16 +101,19 @@ class HopperGemm:
     def consume(
         self, buffers: cutlass.Constexpr, staging: cutlass.Constexpr, a, schedule, epilogue, thread
     ):
+        """The consumer warpgroups' walk: sum an item, and finish its tile with the epilogue."""
         raw, converted = self.body.consumer_states(buffers)
         lives = self.epilogue.begin(epilogue, staging)
         accumulators = self.body.accumulators()
         first, end, step = self.items(schedule)
         for index in cutlass.range(first, end, step, unroll=1):
             item = self.schedule.item(schedule, index)
-            for accumulator in accumulators:
-                accumulator.fill(0.0)
+            if Boolean(item.is_first):
+                for block in cutlass.range_constexpr(self.tile.m_blocks):
+                    accumulators[block].fill(0.0)
             raw, converted = self.body.consume(
                 buffers, a, item, accumulators, raw, converted, thread
             )
-            self.epilogue.run(lives, item, accumulators, thread)
+            if Boolean(item.is_last):
+                self.epilogue.run(lives, item, accumulators, thread)
         self.epilogue.finish(lives, thread)

@@ -92,7 +92,7 @@ class BlockScaledOperand:
         extent, k_extent, batch_extent = tensor.shape[mn], tensor.shape[k], tensor.shape[batches]
         # FP4 has two codes a byte: native tensors count codes, uint8 containers count bytes.
         native4 = cutlass.const_expr(self.decoder.bits == 4 and self.container == "native")
-        per_byte = cutlass.const_expr(self.decoder.bits == 4 and 2 or 1)
+        per_byte = cutlass.const_expr(8 // self.decoder.bits)
         unit = cutlass.const_expr(2 if native4 else 1)
         k_bytes = Int32(k_extent) // unit
         outer = k if self.contiguous == "mn" else mn
@@ -196,29 +196,37 @@ class BlockScaledOperand:
                         barrier,
                     )
 
-    def load_words(self, buffers, rows: int, stage, row, chunk):
-        """The four words of 16-byte chunk `chunk` of a row in a raw stage."""
-        base = buffers.data_base + stage * self.data_bytes(rows)
+    def data_stage(self, buffers: OperandBuffers, rows: int, stage: Int32) -> Int32:
+        """The shared-memory address of a stage's bytes."""
+        return buffers.data_base + stage * self.data_bytes(rows)
+
+    def data_offset(self, rows: int, row: Int32, chunk: Int32) -> Int32:
+        """Where 16-byte chunk `chunk` of a row begins in a stage."""
         if self.contiguous == "k":
             # The 64-byte swizzle of the tensor map: bits 4-5 are xored with bits 7-8.
-            return load_shared_v4(base + row * ROW_BYTES + ((chunk ^ ((row >> 1) & 3)) << 4))
+            return row * ROW_BYTES + ((chunk ^ ((row >> 1) & 3)) << 4)
+        return chunk * 16 * rows + row
+
+    def load_words(self, at: Int32, rows: int, down: int) -> tuple:
+        """The four words of a chunk that lies `down` rows below the chunk at address `at`."""
+        if self.contiguous == "k":
+            return load_shared_v4(at + down * ROW_BYTES)
         words = []
         for i in range(4):
-            at = base + (chunk * 16 + 4 * i) * rows + row
-            word = load_shared_u8(at)
+            word = load_shared_u8(at + down + 4 * i * rows)
             for j in range(1, 4):
-                word = word | (load_shared_u8(at + j * rows) << (8 * j))
+                word = word | (load_shared_u8(at + down + (4 * i + j) * rows) << (8 * j))
             words.append(word)
         return tuple(words)
 
-    def scale_address(self, buffers, rows: int, stage, row, block):
-        """Shared-memory byte of the scale of `row` and the stage's block `block` (0 .. 7).
+    def scale_stage(self, buffers: OperandBuffers, rows: int, stage: Int32) -> Int32:
+        """The shared-memory address of a stage's scale atoms."""
+        return buffers.scale_base + stage * self.scale_bytes(rows)
 
-        `block` counts from the first atom of the stage.
-        """
-        within = ((row & 31) << 4) + (((row >> 5) & 3) << 2) + (block & 3)
-        atom = (row >> 7) * self.decoder.atoms_k + (block >> 2)
-        return buffers.scale_base + stage * self.scale_bytes(rows) + atom * ATOM_BYTES + within
+    def scale_offset(self, row: Int32) -> Int32:
+        """Where the first scale of a row lies in a stage's atoms."""
+        within = ((row & 31) << 4) + (((row >> 5) & 3) << 2)
+        return (row >> 7) * (self.decoder.atoms_k * ATOM_BYTES) + within
 
     def first_block(self, k_tile: Int32) -> Int32:
         """Position of a stage's first block within the stage's first atom."""
@@ -233,15 +241,16 @@ class BlockScaledOperand:
             code = Int32(self.decoder.neutral)
         return code
 
-    def chunk_codes(self, buffers, rows: int, stage, row, chunk, k_tile, existing):
+    def chunk_codes(self, at: Int32, chunk: Int32, k_tile: Int32, existing: Int32) -> tuple:
         """Scale codes (one, or two for 16-element blocks) of a row's chunk.
 
-        existing: how many of the stage's blocks lie inside K.
+        at: the address of the row's first scale in the stage. existing: how many of the stage's
+        blocks lie inside K.
         """
-        per = self.decoder.scales_per_chunk
         block = chunk * self.decoder.chunk_elements // self.decoder.sf_vec
-        at = self.scale_address(buffers, rows, stage, row, block + self.first_block(k_tile))
-        if per == 1:
+        within = block + self.first_block(k_tile)
+        at = at + (within & 3) + (within >> 2) * ATOM_BYTES
+        if self.decoder.scales_per_chunk == 1:
             return (self.guard(load_shared_u8(at), block, existing),)
         both = load_shared_u16(at)
         return (
@@ -249,14 +258,13 @@ class BlockScaledOperand:
             self.guard(both >> 8, block + 1, existing),
         )
 
-    def row_codes(self, buffers, rows: int, stage, row, k_tile, existing):
-        """Scale codes of all the stage's blocks of one row."""
+    def row_codes(self, at: Int32, k_tile: Int32, existing: Int32) -> tuple:
+        """Scale codes of all the stage's blocks of one row; arguments as above."""
         codes = []
-        first = self.first_block(k_tile)
         for atom in range(self.decoder.atoms_k):
-            word = load_shared_u32(self.scale_address(buffers, rows, stage, row, Int32(4 * atom)))
+            word = load_shared_u32(at + atom * ATOM_BYTES)
             if self.decoder.blocks < 4:
-                word = word >> (8 * first)
+                word = word >> (8 * self.first_block(k_tile))
             for j in range(min(4, self.decoder.blocks)):
                 block = 4 * atom + j
                 codes.append(self.guard((word >> (8 * j)) & 0xFF, Int32(block), existing))

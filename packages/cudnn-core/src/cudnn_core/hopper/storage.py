@@ -9,38 +9,23 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from .bits import float_bits, round_pair
-
-# Midpoints between neighbouring e2m1 magnitudes; True where the tie goes to the upper one (even).
-E2M1_MIDPOINTS = (
-    (0.25, False),
-    (0.75, True),
-    (1.25, False),
-    (1.75, True),
-    (2.5, False),
-    (3.5, True),
-    (5.0, False),
-)
+from .bits import bits_float, float_bits, round_pair
 
 
 @cute.jit
 def e2m1_code(x: Float32) -> Int32:
     """The FP4 code: nearest even, saturating at 6; NaN gives +6."""
     bits = float_bits(x)
-    magnitude = cutlass.Float32(x)
-    if magnitude < 0.0:
-        magnitude = -magnitude
-    code = Int32(0)
-    for midpoint, tie_up in E2M1_MIDPOINTS:
-        if cutlass.const_expr(tie_up):
-            if magnitude >= midpoint:
-                code += 1
-        else:
-            if magnitude > midpoint:
-                code += 1
-    code = code | ((bits >> 28) & 8)
-    if (bits & 0x7FFFFFFF) > 0x7F800000:
+    magnitude = bits & 0x7FFFFFFF
+    # From 1 on: round to one mantissa bit, and count (exponent, mantissa) from 0.5's exponent.
+    code = ((magnitude + 0x1FFFFF + ((magnitude >> 22) & 1)) >> 22) - 252
+    if magnitude < 0x3F800000:
+        # Below 1, codes are halves: adding 2^22, whose last place is a half, rounds to them.
+        code = float_bits(bits_float(magnitude) + Float32(4194304.0)) & 7
+    if code > 7:
         code = Int32(7)
+    if magnitude <= 0x7F800000:
+        code = code | ((bits >> 28) & 8)
     return code
 
 

@@ -17,7 +17,7 @@ from . import doors
 from .adapters import adapter_of, common
 from .adapters.base import Adapter
 from .api_base import APIBase
-from .contract import Contract, Problem, ScalarTensor
+from .contract import Contract, Matrix, Problem, ScalarTensor
 from .dtypes import DType
 from .engine import Engine, select
 from .errors import mismatch
@@ -89,8 +89,79 @@ def launcher(
 
     else:
         call = getattr(executable, "call", executable)
-        launch = adapter.launcher(call, problem.device, engine.scalars(problem))
+        launch = explained(op, adapter.launcher(call, problem.device, engine.scalars(problem)))
+        restrided = odd_strides(op, problem)
+        if restrided:
+            plain = launch
+
+            def launch(tensors: Sequence[Any], stream: Any) -> None:
+                seen = list(tensors)
+                for index, stride in restrided.items():
+                    seen[index] = adapter.restride(seen[index], stride)
+                plain(seen, stream)
+
     return launch
+
+
+def explained(op: Op, launch: Callable[[Sequence[Any], Any], None]):
+    """`launch`, whose refusals of an argument are told in the contract's words where it has them."""
+
+    def explaining(tensors: Sequence[Any], stream: Any) -> None:
+        try:
+            launch(tensors, stream)
+        except (TypeError, ValueError):
+            names = [operand.name for operand in op.contract.operands]
+            adapter, _ = common(dict(zip(names, tensors, strict=True)), op.short_name)
+            for name, x in zip(names, tensors, strict=True):
+                pointer = adapter.data_pointer(x)
+                if pointer % 16 and not isinstance(op.contract.operand(name), ScalarTensor):
+                    expected = "a base address that is a multiple of 16 bytes"
+                    raise ValueError(mismatch(name, expected, hex(pointer))) from None
+            raise
+
+    return explaining
+
+
+def full_shape(operand: Any, desc: Any) -> tuple[int, ...]:
+    """The extents that the executable sees: scalars get their trailing unit axes."""
+    shape = tuple(desc.shape)
+    if isinstance(operand, ScalarTensor):
+        shape += (1,) * (operand.rank - len(shape))
+    return shape
+
+
+# The batch comes last in a matrix of the contract.
+BATCH_AXIS = 2
+# Elements between lines of an axis that has only one: a multiple of 16 bytes in every dtype.
+SOLE_LINE = 128
+
+
+def odd_strides(op: Op, problem: Problem) -> dict[int, tuple[int, ...]]:
+    """Operand index -> strides to pass it with, for matrices whose extent-1 axes carry unusual strides.
+
+    Such a stride addresses nothing, but the executable's own checks would refuse it.
+    """
+    restrided = {}
+    for index, (operand, desc) in enumerate(zip(op.contract.operands, problem.descs, strict=True)):
+        if not isinstance(operand, Matrix) or desc is None:
+            continue
+        contiguous = operand.contiguous_axis(problem.signature.operand(operand.name).major)
+        wanted = tuple(
+            1
+            if axis == contiguous
+            else (SOLE_LINE if extent == 1 and axis != BATCH_AXIS else stride)
+            for axis, (extent, stride) in enumerate(zip(desc.shape, desc.stride, strict=True))
+        )
+        quantum = 128 // desc.dtype.bits
+        if any(
+            got != want and (axis == contiguous or got % quantum)
+            for axis, (got, want) in enumerate(zip(desc.stride, wanted, strict=True))
+        ):
+            packed = 2 if desc.dtype.is_fp4 else 1
+            restrided[index] = tuple(
+                s if axis == contiguous else s // packed for axis, s in enumerate(wanted)
+            )
+    return restrided
 
 
 def log_reinterpretations(logger: logging.Logger, problem: Problem) -> None:
@@ -231,7 +302,7 @@ class OpClass(APIBase):
             for name, x in samples.items()
         )
         self._attributes = attributes
-        self._launchers: dict[str, Callable[[Sequence[Any], Any], None]] = {}
+        self._launchers: dict[type, Callable[[Sequence[Any], Any], None]] = {}
 
     def check_support(self) -> bool:
         """True, or ValueError / NotImplementedError for the tensors and options, then RuntimeError for the device."""
@@ -248,9 +319,13 @@ class OpClass(APIBase):
         self._ensure_support_checked()
         self._engine.scalars(self._problem)  # a margin that leaves no block is an error now
         self._executable = self._engine.compile(self._engine.plan(self._problem))
-        operands = self.op.contract.operands
-        self._scalars = tuple(
-            (i, o.rank) for i, o in enumerate(operands) if isinstance(o, ScalarTensor)
+        # What the executable itself does not check: the rank of scalars, and scale factors against their matrix.
+        self._shapes = tuple(
+            (index, full_shape(operand, desc))
+            for index, (operand, desc) in enumerate(
+                zip(self.op.contract.operands, self._descs, strict=True)
+            )
+            if desc is not None and not isinstance(operand, Matrix)
         )
         self._expected = tuple(
             None if d is None else (tuple(d.shape), canonical_stride(d.shape, d.stride), d.dtype)
@@ -259,21 +334,23 @@ class OpClass(APIBase):
         self._is_compiled = True
 
     def _run(self, tensors: tuple[Any, ...], stream: Any) -> None:
-        self._require_compiled()
-        adapter = adapter_of(tensors[0])
-        launch = self._launchers.get(adapter)
+        launch = self._launchers.get(type(tensors[0]))
         if launch is None:
-            launch = self._launcher(adapter, tensors)
-        for index, rank in self._scalars:
-            scalar = tensors[index]
-            if scalar is not None and scalar.ndim != rank:
-                seen = scalar.reshape(tuple(scalar.shape) + (1,) * (rank - scalar.ndim))
-                tensors = (*tensors[:index], seen, *tensors[index + 1 :])
-        launch(tensors, stream)
+            launch = self._launcher(tensors)
+        for index, shape in self._shapes:
+            if getattr(tensors[index], "shape", None) != shape:
+                tensors = self._reshaped(tensors, index, shape)
+        try:
+            launch(tensors, stream)
+        except (TypeError, ValueError):
+            self._verify(tensors)
+            raise
 
-    def _launcher(self, adapter: Adapter | None, tensors: tuple[Any, ...]):
-        """The way to the executable for arrays of one framework, remembered. JAX arrays cannot be written."""
+    def _launcher(self, tensors: tuple[Any, ...]) -> Callable[[Sequence[Any], Any], None]:
+        """The way to the executable for arrays of one type, remembered. JAX arrays cannot be written."""
+        self._require_compiled()
         self._verify(tensors)
+        adapter = adapter_of(tensors[0])
         if adapter.name == "jax":
             raise NotImplementedError(
                 f"{type(self).__name__}.execute: JAX arrays are immutable, so nothing can be written "
@@ -287,8 +364,19 @@ class OpClass(APIBase):
                 self._verify(tensors)
                 checked(tensors, stream)
 
-        self._launchers[adapter] = launch
+        self._launchers[type(tensors[0])] = launch
         return launch
+
+    def _reshaped(self, tensors: tuple[Any, ...], index: int, shape: tuple[int, ...]):
+        """`tensors` with a scalar seen in its full rank; ValueError if extents differ, or for a scale factor."""
+        x, operand = tensors[index], self.op.contract.operands[index]
+        if (
+            x is None
+            or not isinstance(operand, ScalarTensor)
+            or math.prod(x.shape) != math.prod(shape)
+        ):
+            self._verify(tensors)
+        return (*tensors[:index], x.reshape(shape), *tensors[index + 1 :])
 
     def _verify(self, tensors: Sequence[Any]) -> None:
         """ValueError unless every tensor has its sample's metadata."""

@@ -50,6 +50,8 @@ def block_scaled_config(problem: Problem) -> BlockScaledGemm:
         sfa_form=sfa.major,
         sfb_form=sfb.major,
         c_store="tma" if c.tma else "direct",
+        # JAX batches may mix extents of 1 and L, so they count as batched always.
+        batched=problem.dims["L"] != 1 or signature.attribute("batch") == "outer",
         batch=signature.attribute("batch"),
         amax=signature.attribute("amax"),
         tile=choose_tile(problem),

@@ -143,6 +143,10 @@ class Adapter(abc.ABC):
 
         return launch
 
+    def restride(self, x: Any, stride: tuple[int, ...]) -> Any:
+        """A view of `x` with other strides, which differ only where they address nothing."""
+        raise NotImplementedError(f"{self.name} arrays have no views of other strides")
+
     def keep_alive(self, arrays: Iterable[Any], handle: int) -> None:  # noqa: B027 - optional
         """Tells the allocator: work on the stream uses `arrays`, even when they are dropped."""
 

@@ -38,11 +38,12 @@ class Signature:
 
 @dataclass(frozen=True)
 class Problem:
-    """A bound call: the signature, the extents, the device and the outputs to allocate."""
+    """A bound call: the signature, the extents, the device, every operand's metadata, the outputs to allocate."""
 
     signature: Signature
     dims: Mapping[str, int] = field(hash=False, compare=False)
     device: Device = field(compare=False)
+    descs: tuple[TensorDesc | None, ...] = field(hash=False, compare=False, default=())
     outputs: tuple[TensorDesc, ...] = field(hash=False, compare=False, default=())
 
     @property
@@ -70,6 +71,10 @@ class Contract:
     @property
     def outputs(self) -> tuple[Operand, ...]:
         return tuple(o for o in self.operands if o.output)
+
+    def operand(self, name: str) -> Operand:
+        """The operand called `name`."""
+        return next(operand for operand in self.operands if operand.name == name)
 
     def parse_attributes(self, values: Mapping[str, Any]) -> dict[str, Hashable]:
         """Canonical attribute values; the names are those of the public parameters."""
@@ -101,4 +106,4 @@ class Contract:
         signature = Signature(self.name, tuple(plans), kept)
         for rule in self.rules:
             rule(signature, dims)
-        return Problem(signature, dict(dims), device, made)
+        return Problem(signature, dict(dims), device, (*descs, *made), made)

@@ -127,15 +127,27 @@ class Matrix(Operand):
         return True
 
     def _tma_ready(self, desc: TensorDesc, major: str) -> bool:
-        """Whether every stride that is used is a multiple of 16 bytes."""
+        """Whether every stride that is used is a multiple of 16 bytes.
+
+        A single row of an output counts as used: where arrays cannot be viewed with other strides (JAX), its stride
+        reaches the executable's checks.
+        """
         quantum = 128 // desc.dtype.bits
-        contiguous = self.dims.index(self.majors[major])
+        contiguous = self.contiguous_axis(major)
         if self.majors[major] == "K" and desc.shape[contiguous] % quantum != 0:
             return False
         return 0 in desc.shape or all(
-            axis == contiguous or extent == 1 or stride % quantum == 0
-            for axis, (extent, stride) in enumerate(zip(desc.shape, desc.stride, strict=True))
+            axis == contiguous
+            or (extent == 1 and (not self.output or symbol == "L"))
+            or stride % quantum == 0
+            for axis, (symbol, extent, stride) in enumerate(
+                zip(self.dims, desc.shape, desc.stride, strict=True)
+            )
         )
+
+    def contiguous_axis(self, major: str) -> int:
+        """The axis that is contiguous in this major."""
+        return self.dims.index(self.majors[major])
 
     def _alignment_message(self, desc: TensorDesc, major: str) -> str:
         quantum = 128 // desc.dtype.bits

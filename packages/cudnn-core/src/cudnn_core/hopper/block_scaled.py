@@ -142,19 +142,15 @@ def kernel(config: BlockScaledGemm):
 def fake_args(config: BlockScaledGemm) -> list:
     """Symbolic arguments for cute.compile, in the order of the host function."""
     m, n, k = cute.sym_int32(), cute.sym_int32(), cute.sym_int32(divisibility=2)
+    a_first, b_first = config.a_major == "m", config.b_major == "n"
+    aligned = config.c_store == "tma"
     args = [
-        _fake_matrix(config, m, k, config.a_dtype, config.a_container, config.a_major == "m"),
-        _fake_matrix(config, n, k, config.b_dtype, config.b_container, config.b_major == "n"),
-        _fake_scales(config.sf_dtype, config.sfa_container, config.sfa_form),
-        _fake_scales(config.sf_dtype, config.sfb_container, config.sfb_form),
+        _fake_matrix(config, m, k, config.a_dtype, config.a_container, a_first),
+        _fake_matrix(config, n, k, config.b_dtype, config.b_container, b_first),
+        _fake_scales(config, config.sfa_container, config.sfa_form),
+        _fake_scales(config, config.sfb_container, config.sfb_form),
         _fake_matrix(
-            config,
-            m,
-            n,
-            config.c_dtype,
-            config.c_container,
-            config.c_major == "m",
-            aligned=config.c_store == "tma",
+            config, m, n, config.c_dtype, config.c_container, config.c_major == "m", aligned
         ),
     ]
     make = cute.runtime.make_fake_tensor
@@ -168,26 +164,37 @@ def fake_args(config: BlockScaledGemm) -> list:
 
 
 def _fake_matrix(config, rows, columns, dtype, container, first_contiguous, aligned=True):
-    """(rows, columns, L), or (L, rows, columns), with one contiguous mode and dynamic strides."""
+    """(rows, columns, L), or (L, rows, columns), with one contiguous mode and dynamic strides.
+
+    The generated host code checks what is declared here: extents that must agree, strides that must be multiples of
+    16 bytes for the tensor copy engine, the alignment of the base address. Without batches the last extent is 1, and
+    its stride, which then means nothing, goes unchecked.
+    """
     packed = dtype == "float4_e2m1fn"
+    element = DSL_TYPES[dtype if container == "native" else container]
     if packed and container == "uint8":
         # Half as many bytes as codes; the extents of other tensors count codes.
         columns = cute.sym_int32()
     elif packed:
         columns = cute.sym_int32(divisibility=2)
-    stride = [cute.sym_int64(divisibility=2 if packed else 1) for _ in range(3)]
-    stride[0 if first_contiguous else 1] = 1
-    shape = [rows, columns, cute.sym_int32()]
+    quantum = 128 // element.width if aligned else (2 if element.width == 4 else 1)
+    outer = cute.sym_int64(divisibility=quantum)
+    if config.batched:
+        batch, batch_stride = cute.sym_int32(), cute.sym_int64(divisibility=quantum)
+    else:
+        batch, batch_stride = 1, cute.sym_int64()
+    shape = [rows, columns, batch]
+    stride = [1, outer, batch_stride] if first_contiguous else [outer, 1, batch_stride]
     if config.batch == "outer":
         shape, stride = [shape[2], *shape[:2]], [stride[2], *stride[:2]]
-    element = DSL_TYPES[dtype if container == "native" else container]
     align = 16 if aligned else max(1, element.width // 8)
     return cute.runtime.make_fake_tensor(element, tuple(shape), tuple(stride), assumed_align=align)
 
 
-def _fake_scales(dtype, container, form):
-    element = DSL_TYPES[dtype if container == "native" else container]
-    r, q, batches = cute.sym_int32(), cute.sym_int32(), cute.sym_int32()
+def _fake_scales(config, container, form):
+    """Either view of the atoms; the strides between atoms are dynamic."""
+    element = DSL_TYPES[config.sf_dtype if container == "native" else container]
+    r, q, batches = cute.sym_int32(), cute.sym_int32(), cute.sym_int32() if config.batched else 1
     sr, sq, sl = cute.sym_int64(), cute.sym_int64(), cute.sym_int64()
     if form == "logical":
         shape, stride = (32, 4, r, 4, q, batches), (16, 4, sr, 1, sq, sl)

@@ -17,8 +17,8 @@ class BlockScaledGemm:
     Dtypes are names. a_container, b_container, c_container: "native" or "uint8" (packed FP4).
     sfa_container, sfb_container: "native", "uint8" or "int8". sfa_form, sfb_form: "logical" (32,4,R,4,Q,L) or
     "physical" (L,R,Q,32,4,4). c_store: "tma" needs a 16-byte aligned C whose strides are multiples
-    of 16 bytes; "direct" takes any. batch: "last" for (M,K,L) or "outer" for (L,M,K). amax:
-    "global" writes one number, "per_batch" L of them.
+    of 16 bytes; "direct" takes any. batched: whether L can differ from 1. batch: "last" for
+    (M,K,L) or "outer" for (L,M,K). amax: "global" writes one number, "per_batch" L of them.
     """
 
     a_dtype: str
@@ -37,6 +37,7 @@ class BlockScaledGemm:
     sfa_form: str = "logical"
     sfb_form: str = "logical"
     c_store: str = "tma"
+    batched: bool = False
     batch: str = "last"
     amax: str = "global"
     tile: TileConfig = field(default_factory=TileConfig)

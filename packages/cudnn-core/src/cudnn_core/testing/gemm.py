@@ -342,7 +342,9 @@ def exact(case: Case, seed: int = 0) -> Data:
         scales = encode(np.array([0.5, 1.0, 1.5, 2.0]), "float8_e4m3fn")
     shapes = [(case.l, case.m, case.k), (case.l, case.n, case.k)]
     blocks = [(case.l, case.m, case.blocks), (case.l, case.n, case.blocks)]
-    return Data(case, *(rng.choice(pool, s) for s in shapes), *(rng.choice(scales, s) for s in blocks))
+    return Data(
+        case, *(rng.choice(pool, s) for s in shapes), *(rng.choice(scales, s) for s in blocks)
+    )
 
 
 def quantized(case: Case, seed: int = 0, positive: bool = False) -> Data:
@@ -379,7 +381,9 @@ def any_codes(case: Case, seed: int = 0) -> Data:
     scales = np.flatnonzero((size >= 2.0**-4) & (size <= 2.0**4)).astype(np.uint8)
     shapes = [(case.l, case.m, case.k), (case.l, case.n, case.k)]
     blocks = [(case.l, case.m, case.blocks), (case.l, case.n, case.blocks)]
-    return Data(case, *(rng.choice(pool, s) for s in shapes), *(rng.choice(scales, s) for s in blocks))
+    return Data(
+        case, *(rng.choice(pool, s) for s in shapes), *(rng.choice(scales, s) for s in blocks)
+    )
 
 
 def assert_matches(outputs: Any, data: Data, prior: float = float("-inf")) -> None:

@@ -174,6 +174,14 @@ def test_wheel(session, folder, dist, package, siblings, tests):
         )
 
 
+@nox.session(default=False)
+def lowest(session):
+    """The oldest versions that the packages claim to work with."""
+    packages = ("packages/cudnn-core[cli]", "packages/cudnn-gemm-dense")
+    session.install("--resolution", "lowest-direct", "--group", "test", *packages)
+    pytest(session, "packages/cudnn-core/tests", "packages/cudnn-gemm-dense/tests")
+
+
 @nox.session(name="compile-all", default=False)
 def compile_all(session):
     """Every kernel variant compiled for sm_90a, the part that CI leaves out included."""

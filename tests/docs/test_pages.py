@@ -1,6 +1,7 @@
 """What the pages say about the project's own tables, pictures and commands is true."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -36,6 +37,20 @@ def test_scale_layout_picture_says_where_pack_scales_puts_a_scale():
     plain[drawing.ROW + 128, drawing.BLOCK + 4] = 1
     (byte,) = np.flatnonzero(cudnn.pack_scales(plain, scale_layout="physical").reshape(-1))
     assert byte == drawing.offset(drawing.ROW + 128, drawing.BLOCK + 4, 3)
+
+
+def test_every_option_that_the_page_of_commands_names_exists():
+    sections = re.split(r"^## cudnn (\w+)$", (ROOT / "docs/cli.md").read_text(), flags=re.M)[1:]
+    for command, text in zip(sections[::2], sections[1::2], strict=True):
+        shown = subprocess.run(
+            [sys.executable, "-m", "cudnn", command, "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "COLUMNS": "200"},
+        ).stdout
+        named = set(re.findall(r"(?<![\w-])--[a-z]+", text))
+        assert named <= set(re.findall(r"--[a-z]+", shown)), command
 
 
 def test_every_command_that_a_page_names_exists():

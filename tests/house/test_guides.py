@@ -14,7 +14,7 @@ SESSIONS = {
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "nox.session"
     for keyword in node.keywords
     if keyword.arg == "name"
-} | {"lint", "docs", "wheels"}
+} | {"lint", "docs", "wheels", "lowest"}
 
 
 def code(path):

@@ -247,9 +247,12 @@ def _resolve_numpy(x: Any) -> DType | None:
         return None
     if isinstance(x, type) and issubclass(x, np.generic):
         try:
-            x = np.dtype(x)
-        except TypeError:  # an abstract type such as numpy.floating
+            found = np.dtype(x)
+        except TypeError:
             return None
+        if found.type is not x:  # an abstract type such as numpy.floating, which older NumPy reads as float64
+            return None
+        x = found
     if not isinstance(x, np.dtype) or not x.isnative:
         return None
     return next((d for d in _ALL if d.name == x.name), None)

@@ -16,9 +16,10 @@ _RUNTIME = "libcute_dsl_runtime.so"
 _HINT = "pip install 'nvidia-cutlass-dsl[cu13]' apache-tvm-ffi"
 
 # Environment variables of the DSL that do not change the code it generates. All others do, or may, and
-# enter the key. CUTE_DSL_ARCH is ours to set (--gpu-arch).
+# enter the key. CUTE_DSL_ARCH is ours to set (--gpu-arch); CUTE_DSL_LIBS, where the runtime library lies, is
+# set by DSL 4.6 itself when it is imported.
 _NEUTRAL = re.compile(
-    r"CUTE_DSL_(ARCH|CACHE_DIR|DUMP_DIR|KEEP.*|LOG_.*|PRINT_.*|NO_CACHE|DISABLE_FILE_CACHING"
+    r"CUTE_DSL_(ARCH|LIBS|CACHE_DIR|DUMP_DIR|KEEP.*|LOG_.*|PRINT_.*|NO_CACHE|DISABLE_FILE_CACHING"
     r"|JIT_.*|SHOW_STACKTRACE|FILTER_STACKTRACE|WARNINGS_IGNORE)"
 )
 

@@ -61,6 +61,13 @@ def test_what_all_kernels_share_is_said_once(command, entry, tmp_path):
     assert totals.startswith("2 kernels, 4.0 KiB, compiled in 6.50 s")
 
 
+def test_kernels_that_share_nothing_are_shown_whole(command, tmp_path):
+    for digit, plan in (("0", "m.Key(a=1)"), ("1", "m.Key(b=1)")):
+        write(tmp_path, digit * 64, plan)
+    text = command("cache").stdout
+    assert "a=1" in text and "b=1" in text and "All of" not in text
+
+
 @pytest.mark.parametrize(
     ("plan", "settings"),
     [

@@ -127,9 +127,11 @@ def _rows(entries: list[Any]) -> tuple[list[tuple[str, ...]], dict[str, dict[str
     common = {}
     for name in sorted({entry.name for entry in entries}):
         first, *rest = (settings[entry.digest] for entry in entries if entry.name == name)
-        if rest:
-            same = {item for item in first.items() if all(item in s.items() for s in rest)}
-            common[name] = {key: value for key, value in first.items() if (key, value) in same}
+        same = {
+            key: value for key, value in first.items() if all(s.get(key) == value for s in rest)
+        }
+        if rest and same:
+            common[name] = same
     rows = []
     for entry in entries:
         hidden = common.get(entry.name, {})

@@ -40,7 +40,17 @@ def test_common_variants_are_written(compiler, capsys):
 
 def test_all_asks_for_every_variant(compiler):
     ahead.run(["fake"], "sm_90a", 1, True)
-    assert [source.key.step for source in compiler] == [2.0, 3.0, 5.0]
+    assert [source.key.step for source in compiler] == [7.0, 2.0, 3.0, 5.0]
+
+
+def test_formats_and_every_installed_family_are_compiled_by_default(compiler, monkeypatch):
+    listed = []
+    monkeypatch.setattr(
+        ahead.families.Family, "sources", lambda self, *_: listed.append(self.name) or ()
+    )
+    with pytest.raises(ahead.CannotCompile):
+        ahead.run([], "sm_90a", 1, False)
+    assert listed[0] == "formats" and "fake" in listed
 
 
 def test_a_failure_is_reported_and_stops_nothing(compiler, capsys, monkeypatch):

@@ -2,9 +2,9 @@
 
 May import rich; the cache when it runs.
 
-The plans are the operations' own: `op.sources(arch)` yields (label, KernelSource). A source holds a
-closure and does not travel between processes, so a worker lists the same sources again and is told
-positions in that list.
+What to compile is the families' to say, as (label, KernelSource). A source holds a closure and does
+not travel between processes, so a worker lists the same sources again and is told positions in that
+list.
 """
 
 import importlib.util
@@ -43,17 +43,17 @@ class Outcome:
 
 def run(names: list[str], arch: str, jobs: int | None, everything: bool) -> int:
     """Compile; returns the exit status: 1 if a kernel failed."""
-    chosen = families.named(names) if names else families.installed()
+    known = families.compiled()
+    chosen = families.named(names, known) if names else known
     folder = _check_machine()
-    modules = tuple(family.module for family in chosen)
-    labels = [label for label, _ in _sources(modules, arch, everything)]
+    labels = [label for label, _ in _sources(chosen, arch, everything)]
     if not labels:
         raise CannotCompile(_nothing(chosen, arch))
     workers = min(jobs or os.cpu_count() or 1, len(labels))
     start = time.perf_counter()
     outcomes = []
     with Steps(f"Compiling for {arch}", len(labels)) as steps:
-        for outcome in _compile_all(modules, arch, everything, len(labels), workers):
+        for outcome in _compile_all(chosen, arch, everything, len(labels), workers):
             outcomes.append(outcome)
             steps.finish(f"{outcome.label}: {outcome.state}")
     return _report(outcomes, time.perf_counter() - start, folder)
@@ -79,12 +79,12 @@ def _missing_compiler() -> bool:
     return importlib.util.find_spec("cutlass") is None
 
 
-def _sources(modules: tuple[str, ...], arch: str, everything: bool) -> Iterator[tuple[str, Any]]:
+def _sources(
+    chosen: tuple[families.Family, ...], arch: str, everything: bool
+) -> Iterator[tuple[str, Any]]:
     """(label, source) of every kernel, in an order that is the same in every process."""
-    for module in modules:
-        for op in families.Family("", module).ops():
-            for label, source in op.sources(arch, everything=everything):
-                yield f"{op.contract.name} {label}", source
+    for family in chosen:
+        yield from family.sources(arch, everything)
 
 
 def _nothing(chosen: tuple[families.Family, ...], arch: str) -> str:
@@ -97,17 +97,17 @@ def _nothing(chosen: tuple[families.Family, ...], arch: str) -> str:
 
 
 def _compile_all(
-    modules: tuple[str, ...], arch: str, everything: bool, count: int, workers: int
+    chosen: tuple[families.Family, ...], arch: str, everything: bool, count: int, workers: int
 ) -> Iterator[Outcome]:
     """Outcomes as they come. A worker process each, or this process when one is enough."""
     if workers == 1:
-        _begin(modules, arch, everything)
+        _begin(chosen, arch, everything)
         yield from map(_compile_one, range(count))
         return
     # Spawned, not forked: the compiler starts threads, and a fork would copy their locks.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_begin, initargs=(modules, arch, everything)
+        workers, mp_context=context, initializer=_begin, initargs=(chosen, arch, everything)
     ) as pool:
         for future in as_completed([pool.submit(_compile_one, i) for i in range(count)]):
             yield future.result()
@@ -116,9 +116,9 @@ def _compile_all(
 _listed: list[tuple[str, Any]] = []
 
 
-def _begin(modules: tuple[str, ...], arch: str, everything: bool) -> None:
+def _begin(chosen: tuple[families.Family, ...], arch: str, everything: bool) -> None:
     """List the sources in this process."""
-    _listed[:] = _sources(modules, arch, everything)
+    _listed[:] = _sources(chosen, arch, everything)
 
 
 def _compile_one(index: int) -> Outcome:

@@ -3,21 +3,26 @@
 A family is an importable package `cudnn_<family>` beside `cudnn_core`. What it offers the command
 line, each part optional:
 
-    ops() -> iterable of cudnn_core.op.Op      in the package: the operations that are built
+    ops() -> iterable of cudnn_core.op.Op      the operations that are built
+    sources(arch, everything) -> iterable of (label, KernelSource)
+                                               kernels beside those of the operations
     module _demo                               see cudnn_core.cli.protocol
+
+Core's own kernels, those of its formats, count as one more family where kernels are compiled.
 """
 
 import importlib
 import importlib.metadata
 import importlib.util
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 _PREFIX = "cudnn_"
 _CORE = "cudnn_core"
+_FORMATS = ("formats", "cudnn_core.formats")
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,17 @@ class Family:
         listing = getattr(importlib.import_module(self.module), "ops", None)
         return () if listing is None else tuple(listing())
 
+    def sources(self, arch: str, everything: bool) -> Iterator[tuple[str, Any]]:
+        """(label, KernelSource) of every kernel to compile ahead, always in the same order."""
+        listing = getattr(importlib.import_module(self.module), "sources", None)
+        if listing is not None:
+            yield from (
+                (f"{self.name} {label}", found) for label, found in listing(arch, everything)
+            )
+        for op in self.ops():
+            for label, found in op.sources(arch, everything=everything):
+                yield f"{op.contract.name} {label}", found
+
     def demo(self) -> ModuleType | None:
         """The family's `_demo` module, None without one."""
         name = f"{self.module}._demo"
@@ -59,6 +75,11 @@ def installed() -> tuple[Family, ...]:
         if module.ispkg and module.name.startswith(_PREFIX) and module.name != _CORE
     }
     return tuple(Family(_plain(name), name) for name in sorted(names))
+
+
+def compiled() -> tuple[Family, ...]:
+    """The families that may have kernels: core's formats, then the installed ones."""
+    return (Family(*_FORMATS), *installed())
 
 
 def named(names: Iterable[str], known: tuple[Family, ...] | None = None) -> tuple[Family, ...]:

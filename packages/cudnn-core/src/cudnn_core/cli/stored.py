@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ _COLUMNS = (
     Column("age", right=True),
     Column("configuration", wrap=True),
 )
-# What other columns show, module paths, and the comma after a tuple's last item.
-_NOISE = re.compile(
-    r"\b(?:op|engine|arch)='[^']*', |\bconfig=|\b(?:\w+\.)+(?=\w+[(<]|[A-Z]\w*\b)|,(?=\))"
-)
+# Module paths before a name, and the comma after a tuple's last item.
+_NOISE = re.compile(r"\b(?:\w+\.)+(?=\w+[(<]|[A-Z]\w*\b)|,(?=\))")
+# Parts of a Plan that other columns show.
+_SHOWN = ("op", "engine", "arch")
 
 
 class NoCache(RuntimeError):
@@ -37,9 +37,12 @@ def show() -> None:
     entries = cache.entries()
     console = make_console()
     if entries:
+        rows, common = _rows(entries)
+        console.print(make_table(console, _COLUMNS, rows))
+        for name, settings in common.items():
+            console.print(f"\nAll of {name}: {escape(_spelled(settings))}")
         size = show_bytes(sum(entry.bytes for entry in entries))
         seconds = show_seconds(sum(entry.seconds for entry in entries))
-        console.print(make_table(console, _COLUMNS, [_row(entry) for entry in entries]))
         console.print(
             f"\n{count_kernels(len(entries))}, {size}, compiled in {seconds}, "
             f"in {escape(str(folder))}",
@@ -73,9 +76,38 @@ def count_kernels(count: int) -> str:
     return f"{count} kernel" + "s" * (count != 1)
 
 
-def summary(plan: str) -> str:
-    """The text of a plan without what other columns show and without module paths."""
-    return _NOISE.sub("", plan).removeprefix("Plan(").removesuffix(")")
+def read_settings(plan: str) -> dict[str, str]:
+    """The text of a plan as name -> value, nested ones as "tile.bm", without the shown ones."""
+    found = dict(_flatten(_NOISE.sub("", plan), ""))
+    return {name: value for name, value in found.items() if name not in _SHOWN}
+
+
+def _flatten(text: str, prefix: str) -> Iterator[tuple[str, str]]:
+    """(name, value) of "Name(a=1, b=Other(c=2))"; a text of another kind is its own value."""
+    match = re.fullmatch(r"\w+\((\w+=.*)\)", text)
+    if match is None:
+        yield prefix.removesuffix("."), text.strip("'")
+        return
+    for part in _split(match.group(1)):
+        name, _, value = part.partition("=")
+        # A Plan's configuration is all there is to see of it, so its name says nothing.
+        yield from _flatten(value, prefix if name == "config" else f"{prefix}{name}.")
+
+
+def _split(text: str) -> list[str]:
+    """The parts of `text` between commas that stand in no parentheses."""
+    parts, depth = [""], 0
+    for piece in re.split(r"([(),])", text):
+        depth += (piece == "(") - (piece == ")")
+        if piece == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += piece
+    return [part.strip() for part in parts]
+
+
+def _spelled(settings: dict[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in settings.items())
 
 
 def _cache() -> tuple[Any, Path]:
@@ -89,13 +121,34 @@ def _cache() -> tuple[Any, Path]:
     return cache, folder
 
 
-def _row(entry: Any) -> tuple[str, ...]:
+def _rows(entries: list[Any]) -> tuple[list[tuple[str, ...]], dict[str, dict[str, str]]]:
+    """(rows of the table, settings that several kernels of one name have in common, by name)."""
+    settings = {entry.digest: _settings_of(entry) for entry in entries}
+    common = {}
+    for name in sorted({entry.name for entry in entries}):
+        first, *rest = (settings[entry.digest] for entry in entries if entry.name == name)
+        same = {
+            key: value for key, value in first.items() if all(s.get(key) == value for s in rest)
+        }
+        if rest and same:
+            common[name] = same
+    rows = []
+    for entry in entries:
+        hidden = common.get(entry.name, {})
+        own = {k: v for k, v in settings[entry.digest].items() if k not in hidden}
+        rows.append(
+            (
+                entry.name,
+                entry.arch,
+                show_bytes(entry.bytes),
+                show_seconds(entry.seconds),
+                show_age(time.time() - entry.path.stat().st_mtime),
+                escape(_spelled(own)),
+            )
+        )
+    return sorted(rows, key=lambda row: (row[0], row[1], row[-1])), common
+
+
+def _settings_of(entry: Any) -> dict[str, str]:
     description = json.loads(entry.path.with_suffix(".json").read_text())["description"]
-    return (
-        entry.name,
-        entry.arch,
-        show_bytes(entry.bytes),
-        show_seconds(entry.seconds),
-        show_age(time.time() - entry.path.stat().st_mtime),
-        escape(summary(description["plan"])),
-    )
+    return read_settings(description["plan"])

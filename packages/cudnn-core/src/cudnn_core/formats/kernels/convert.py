@@ -111,8 +111,9 @@ def e4m3_scale(amax: Float32, norm_constant, fmt):
 
 def norm_constant_of(per_tensor_scale: Float32) -> Float32:
     """min(1/|p|, FLT_MAX)."""
-    return min_nan(reciprocal(max_magnitude(per_tensor_scale, per_tensor_scale)),
-                   Float32(FLOAT_MAX))
+    return min_nan(
+        reciprocal(max_magnitude(per_tensor_scale, per_tensor_scale)), Float32(FLOAT_MAX)
+    )
 
 
 def tensor_scale_of(amax: Float32) -> Float32:

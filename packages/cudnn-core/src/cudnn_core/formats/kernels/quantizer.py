@@ -105,13 +105,19 @@ class QuantizeKernel:
         self._launch(x_tensor, data_tensor, scale_tensor, None, None, stream)
 
     @cute.jit
-    def given(self, x_tensor, data_tensor, scale_tensor, per_tensor_scale,
-              stream: driver.CUstream):
+    def given(self, x_tensor, data_tensor, scale_tensor, per_tensor_scale, stream: driver.CUstream):
         self._launch(x_tensor, data_tensor, scale_tensor, None, per_tensor_scale, stream)
 
     @cute.jit
-    def computed(self, x_tensor, data_tensor, scale_tensor, amax_tensor, per_tensor_scale,
-                 stream: driver.CUstream):
+    def computed(
+        self,
+        x_tensor,
+        data_tensor,
+        scale_tensor,
+        amax_tensor,
+        per_tensor_scale,
+        stream: driver.CUstream,
+    ):
         self._launch(x_tensor, data_tensor, scale_tensor, amax_tensor, per_tensor_scale, stream)
 
     @cute.jit
@@ -238,7 +244,9 @@ class QuantizeKernel:
                 row_atom = Int64(tile.batch) * Int64(tile.row_tiles) + Int64(tile.row_tile)
                 at = (row_atom * Int64(atoms) + Int64(atom)) * 512 + Int64((piece % 32) * 16)
                 source = cute.make_ptr(
-                    Uint32, (staged.iterator + piece * 16).toint(), cute.AddressSpace.smem,
+                    Uint32,
+                    (staged.iterator + piece * 16).toint(),
+                    cute.AddressSpace.smem,
                     assumed_align=16,
                 )
                 target = cute.make_ptr(
@@ -294,9 +302,11 @@ class AmaxKernel:
         found = []
         for flight in cutlass.range_constexpr(config.rows_in_flight):
             row, k = tile.chunk(step, flight)
-            found.append(load_chunk(
-                x, tile, tile.row_tile * TILE_ROWS + row, tile.k_tile * config.tile_k + k
-            ))
+            found.append(
+                load_chunk(
+                    x, tile, tile.row_tile * TILE_ROWS + row, tile.k_tile * config.tile_k + k
+                )
+            )
         largest = chunk_amax(*found[0])
         for chunk in found[1:]:
             largest = convert.max_magnitude(largest, chunk_amax(*chunk))

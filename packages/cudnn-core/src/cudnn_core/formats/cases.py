@@ -3,6 +3,8 @@
 Deterministic: the same arrays in every process.
 """
 
+from itertools import pairwise
+
 import numpy as np
 
 from .spec import FORMATS
@@ -42,8 +44,7 @@ def inputs(rows: int = 67, k: int = 250) -> dict[str, np.ndarray]:
 def special(x: np.ndarray) -> np.ndarray:
     """NaN at block positions 0, 15 and 31, whole NaN rows, infinities, zero blocks, FP32's max."""
     x = x.copy()
-    rows, k = x.shape
-    row = iter(range(rows))
+    row = iter(range(len(x)))
     for position in (0, 15, 31):
         x[next(row), position::64] = np.nan
     x[next(row), 3::32] = np.inf
@@ -60,7 +61,7 @@ def special(x: np.ndarray) -> np.ndarray:
 def boundaries(element) -> np.ndarray:
     """Every value of an element type, every midpoint, and the FP32 neighbours of both."""
     values = [element.magnitude(code) for code in range(element.max_code + 1)]
-    middles = [(a + b) / 2 for a, b in zip(values, values[1:], strict=False)]
+    middles = [(a + b) / 2 for a, b in pairwise(values)]
     exact = np.array(values + middles, np.float32)
     around = np.concatenate([exact, np.nextafter(exact, np.inf), np.nextafter(exact, -np.inf)])
     return np.concatenate([around, -around]).astype(np.float32)

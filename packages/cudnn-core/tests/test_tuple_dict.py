@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from cudnn_core.tuple_dict import TupleDict
 
 

@@ -5,10 +5,11 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from cudnn_core.formats import bits, cases, reference
-from cudnn_core.formats.spec import E2M1, E4M3, E5M2, float_bits
 from hypothesis import given
 from hypothesis import strategies as st
+
+from cudnn_core.formats import bits, cases, reference
+from cudnn_core.formats.spec import E2M1, E4M3, E5M2, float_bits
 
 ELEMENTS = [E4M3, E5M2, E2M1]
 by_name = pytest.mark.parametrize("element", ELEMENTS, ids=lambda e: e.name)

@@ -3,6 +3,10 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
 from cudnn_core.formats import (
     cases,
     dequantize,
@@ -10,9 +14,6 @@ from cudnn_core.formats import (
     quantize,
     unpack_scales,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 LIBRARIES = ["torch", "jax"]
 NUMPY_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}

@@ -3,11 +3,12 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from cudnn_core.formats import FORMATS, cases, dequantize, quantize, reference
-from cudnn_core.tuple_dict import TupleDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
+from cudnn_core.formats import FORMATS, cases, dequantize, quantize, reference
+from cudnn_core.tuple_dict import TupleDict
 
 recipes = pytest.mark.parametrize(("name", "block"), cases.RECIPES)
 rng = np.random.default_rng(5)

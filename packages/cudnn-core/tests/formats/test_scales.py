@@ -3,9 +3,10 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from cudnn_core.formats import pack_scales, unpack_scales
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from cudnn_core.formats import pack_scales, unpack_scales
 
 
 def offset(batch, row, block, row_atoms, block_atoms):

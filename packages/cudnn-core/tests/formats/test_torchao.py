@@ -1,6 +1,7 @@
 """An independent implementation: torchao's MX formats in their round-up mode, and its NVFP4."""
 
 import pytest
+
 from cudnn_core.formats import quantize
 
 torch = pytest.importorskip("torch")

@@ -77,9 +77,9 @@ def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale,
     if per_tensor_scale is not None and per_tensor_scale is not True:
         per_tensor_scale = _scalar(per_tensor_scale, x)
     if engine == "hopper":
-        from . import kernels
+        from .kernels import host
 
-        return kernels.quantize(x, fmt, geo, scale_layout, per_tensor_scale)
+        return host.quantize(x, fmt, geo, scale_layout, per_tensor_scale)
     if per_tensor_scale is True:
         per_tensor_scale = tensor_scale(x)
     constant = None

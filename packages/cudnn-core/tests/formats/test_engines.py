@@ -232,15 +232,59 @@ def test_torch_flush_mode_changes_nothing(torch):
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
-def test_torch_compile_traces_without_a_break(torch, name):
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_torch_compile_has_no_break_and_the_same_bits(torch, name, backend):
     def round_trip(x):
         q = quantize(x, name, per_tensor_scale=True if name == "nvfp4" else None)
-        return q["data"], q["scale"], dequantize(q["data"], q["scale"], name)
+        decoded = dequantize(q["data"], q["scale"], name, per_tensor_scale=q["per_tensor_scale"])
+        return q["data"], q["scale"], decoded
 
+    torch._dynamo.reset()
+    compiled = torch.compile(round_trip, fullgraph=True, backend=backend, dynamic=True)
     x = torch.from_numpy(cases.inputs(20, 96)["special"])
-    compiled = torch.compile(round_trip, fullgraph=True, backend="aot_eager")
-    for ours, theirs in zip(compiled(x), round_trip(x), strict=True):
-        np.testing.assert_array_equal(words(ours), words(theirs))
+    for rows in (20, 12, 1, 0):
+        for ours, theirs in zip(compiled(x[:rows]), round_trip(x[:rows]), strict=True):
+            assert ours.stride() == theirs.stride()
+            np.testing.assert_array_equal(words(ours), words(theirs))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "computed", "layout"),
+    [
+        (("mxfp8", 32), False, "atom"),
+        (("mxfp4", 16), False, "plain"),
+        (("nvfp4", 16), True, "atom"),
+    ],
+)
+def test_torch_operators_pass_opcheck(torch, recipe, computed, layout):
+    from cudnn_core.formats import torch_op  # noqa: F401 - registers the operators
+
+    ops = torch.ops.cudnn_core
+    # test_schema copies and compares operands, which torch lacks for FP4 and E8M0.
+    utils = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    for x, order in (
+        (torch.randn(129, 96), (0, 1)),
+        (torch.randn(96, 40).t(), (0, 1)),
+        (torch.randn(129, 96, 2), (2, 0, 1)),
+        (torch.randn(0, 32), (0, 1)),
+    ):
+        arguments = (x, None, computed, *recipe, order, layout, None)
+        torch.library.opcheck(ops.quantize.default, arguments, test_utils=utils)
+        data, scale, *number = ops.quantize(*arguments)
+        torch.library.opcheck(
+            ops.dequantize.default,
+            (
+                data,
+                scale,
+                *(number or [None]),
+                *recipe,
+                order,
+                x.shape[order[-1]],
+                layout,
+                "bfloat16",
+            ),
+            test_utils=utils,
+        )
 
 
 def test_torch_refuses_other_devices_and_libraries(torch):

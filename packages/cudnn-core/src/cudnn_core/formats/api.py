@@ -116,8 +116,8 @@ def dequantize(
     """element * scale [* per_tensor_scale], each product rounded once to FP32, then to ``dtype``.
 
     Every code and every scale byte is legal; the first product is exact unless it exceeds FP32's
-    range (Inf). E8M0 code 255 and E4M3 0x7F/0xFF are NaN, E8M0 code 0 is 2^-127; the sign bit of an
-    E4M3 scale is a sign.
+    range (Inf: inputs above 3e38 may have been rounded up to that). E8M0 code 255 and E4M3
+    0x7F/0xFF are NaN, E8M0 code 0 is 2^-127; the sign bit of an E4M3 scale is a sign.
 
     Args:
         data: codes as `quantize` returns them; FP4 as bytes of two codes.

@@ -139,7 +139,7 @@ def _dequantize(data, scale, per_tensor_scale, fmt: Format, geo: Geometry, scale
     codes = layout.canonical(jax_ops, _bytes(data), geo)
     if fmt.is_fp4:
         codes = jnp.stack((codes & 0xF, codes >> 4), axis=-1)
-        codes = codes.reshape(geo.batch, geo.rows, -1)[..., : geo.k]
+        codes = codes.reshape(*codes.shape[:-2], 2 * codes.shape[-2])[..., : geo.k]
     codes = codes.astype(jnp.int32)
     plain = layout.absorb(jax_ops, _bytes(scale), geo, scale_layout)
     plain = jnp.repeat(plain, fmt.block, axis=-1)[..., : geo.k].astype(jnp.int32)

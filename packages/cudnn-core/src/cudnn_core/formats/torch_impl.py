@@ -1,7 +1,7 @@
 """Formats on PyTorch tensors. Imports torch, formats.*.
 
-PyTorch operations on CPU tensors, and on CUDA tensors while torch.compile traces or on request;
-otherwise CUDA tensors take the Hopper kernel.
+CUDA tensors take the Hopper kernel, others (and CUDA tensors on request) PyTorch operations. While
+torch.compile traces, an operator of formats.torch_op stands for the call.
 """
 
 from functools import cache
@@ -54,15 +54,9 @@ def dtype_name(x) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
+@cache
 def _table(values: tuple, dtype, device):
     """A constant on the device; kept, so that later calls copy nothing from the host."""
-    if torch.compiler.is_compiling():
-        return torch.tensor(values, dtype=dtype, device=device)
-    return _kept_table(values, dtype, device)
-
-
-@cache
-def _kept_table(values: tuple, dtype, device):
     return torch.tensor(values, dtype=dtype, device=device)
 
 
@@ -71,15 +65,23 @@ def _kept_table(values: tuple, dtype, device):
 
 @torch.no_grad()
 def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale, engine=None):
-    if engine is None:
-        engine = "hopper" if x.is_cuda and not torch.compiler.is_compiling() else "torch"
     x = x.detach()
     if per_tensor_scale is not None and per_tensor_scale is not True:
         per_tensor_scale = _scalar(per_tensor_scale, x)
-    if engine == "hopper":
-        from . import kernels
+    work = quantize_now
+    if torch.compiler.is_compiling():
+        from . import torch_op
 
-        return kernels.quantize(x, fmt, geo, scale_layout, per_tensor_scale)
+        work = torch_op.quantize
+    return work(x, fmt, geo, scale_layout, per_tensor_scale, engine)
+
+
+def quantize_now(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale, engine):
+    """(data, scale, per-tensor scale) of x, which is None, True or a 0-d FP32 tensor."""
+    if engine == "hopper" or (engine is None and x.is_cuda):
+        from .kernels import host
+
+        return host.quantize(x, fmt, geo, scale_layout, per_tensor_scale)
     if per_tensor_scale is True:
         per_tensor_scale = tensor_scale(x)
     constant = None
@@ -89,13 +91,18 @@ def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale,
     data, scale = quantize_blocks(ordered, fmt, constant)
     if rows_contiguous(x, geo) and not fmt.is_fp4:
         data = data.mT.contiguous().mT
-    scale = layout.present(torch_ops, scale, geo, scale_layout)
-    return publish_data(data, fmt, geo), finish_scale(scale, fmt), per_tensor_scale
+    data, scale = publish_data(data, fmt, geo), publish_scale(scale, fmt, geo, scale_layout)
+    return data, scale, per_tensor_scale
 
 
 def publish_data(data, fmt: Format, geo: Geometry):
     """Bytes (L, rows, extent) -> the public dtype and axes."""
     return layout.restore(torch_ops, data.view(data_dtype(fmt)), geo, data.shape[-1])
+
+
+def publish_scale(plain, fmt: Format, geo: Geometry, scale_layout: str):
+    """Bytes (L, rows, blocks) -> the public dtype and layout."""
+    return finish_scale(layout.present(torch_ops, plain, geo, scale_layout), fmt)
 
 
 def finish_scale(scale, fmt: Format):
@@ -140,7 +147,7 @@ def _norm_constant(per_tensor_scale):
 def quantize_blocks(x, fmt: Format, constant=None):
     """(L, rows, K) -> data bytes (L, rows, K or ceil(K/2)) and scale bytes (L, rows, blocks)."""
     batch, rows, k = x.shape
-    if x.is_cuda or torch.compiler.is_compiling() or x.numel() <= _PIECE:
+    if x.is_cuda or x.numel() <= _PIECE:
         return _quantize_rows(x, fmt, constant)
     pieces = x.reshape(batch * rows, k).split(max(1, _PIECE // k))
     done = [_quantize_rows(piece, fmt, constant) for piece in pieces]
@@ -167,17 +174,34 @@ def _quantize_rows(x, fmt: Format, constant):
 def dequantize(data, scale, fmt: Format, geo: Geometry, scale_layout, per_tensor_scale, dtype):
     if data.device != scale.device:
         raise ValueError(f"scale: expected device {data.device} like data, got {scale.device}")
+    if per_tensor_scale is not None:
+        per_tensor_scale = _scalar(per_tensor_scale, data)
+    work = dequantize_now
+    if torch.compiler.is_compiling():
+        from . import torch_op
+
+        work = torch_op.dequantize
+    return work(data, scale, fmt, geo, scale_layout, per_tensor_scale, dtype)
+
+
+def dequantize_now(data, scale, fmt: Format, geo: Geometry, scale_layout, per_tensor_scale, dtype):
     codes = layout.canonical(torch_ops, data.detach().view(torch.uint8), geo)
     if fmt.is_fp4:
         codes = torch.stack((codes & 0xF, codes >> 4), dim=-1).flatten(-2)[..., : geo.k]
     plain = layout.absorb(torch_ops, scale.detach().view(torch.uint8), geo, scale_layout)
     element = _table(element_values(fmt.element), torch.float32, data.device)
     factor = _table(scale_values(fmt.scale), torch.float32, data.device)
-    factor = factor[plain.to(torch.int32)].repeat_interleave(fmt.block, dim=-1)[..., : geo.k]
+    factor = factor[plain.to(torch.int32)].unsqueeze(-1)
+    factor = factor.expand(*plain.shape, fmt.block).flatten(-2)[..., : geo.k]
     x = element[codes.to(torch.int32)] * factor
     if per_tensor_scale is not None:
-        x = x * _scalar(per_tensor_scale, x)
-    return layout.restore(torch_ops, x.to(getattr(torch, dtype)), geo, geo.k)
+        x = x * per_tensor_scale
+    return restore(x.to(getattr(torch, dtype)), geo)
+
+
+def restore(x, geo: Geometry):
+    """(L, rows, K) -> the caller's axes."""
+    return layout.restore(torch_ops, x, geo, geo.k)
 
 
 @cache

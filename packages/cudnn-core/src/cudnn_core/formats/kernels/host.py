@@ -1,0 +1,76 @@
+"""The Hopper kernels on CUDA tensors of PyTorch: layout, launch. Imports torch, formats.*."""
+
+import torch
+
+from .. import layout
+from ..spec import Format, Geometry
+from ..torch_impl import finish_scale, publish_data, rows_contiguous, torch_ops
+from . import executable
+from .config import ELEMENT_BYTES, AmaxConfig, QuantizeConfig
+
+
+def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale):
+    """As formats.torch_impl.quantize; per_tensor_scale is None, True or a 0-d FP32 tensor."""
+    _require_hopper(x)
+    ordered = layout.canonical(torch_ops, x, geo)
+    if rows_contiguous(x, geo) and not fmt.is_fp4:
+        data = x.new_empty((geo.batch, geo.k, geo.rows), dtype=torch.uint8).mT
+    else:
+        extent = -(-geo.k // fmt.element.codes_per_byte)
+        data = x.new_empty((geo.batch, geo.rows, extent), dtype=torch.uint8)
+    plain = scale_layout == "plain"
+    shape = (geo.batch, geo.rows, geo.blocks) if plain else geo.physical
+    scale = x.new_empty(shape, dtype=torch.uint8)
+    if x.numel():
+        per_tensor_scale = _launch(
+            ordered, data, scale if plain else scale.view(-1), fmt, plain, per_tensor_scale
+        )
+    elif per_tensor_scale is True:
+        per_tensor_scale = x.new_zeros((), dtype=torch.float32)
+    if plain:
+        scale = layout.restore(torch_ops, scale, geo, geo.blocks)
+    else:
+        scale = layout.present_atoms(torch_ops, scale, scale_layout)
+    return publish_data(data, fmt, geo), finish_scale(scale, fmt), per_tensor_scale
+
+
+def _launch(x, data, scale, fmt: Format, plain: bool, per_tensor_scale):
+    dtype = str(x.dtype).removeprefix("torch.")
+    path = _path(x, ELEMENT_BYTES[dtype])
+    mode = "given"
+    if per_tensor_scale is None or per_tensor_scale is True:
+        mode = "computed" if per_tensor_scale else "none"
+    config = QuantizeConfig(dtype, fmt.name, fmt.block, path, "plain" if plain else "atom", mode)
+    with torch.cuda.device(x.device):
+        stream = torch.cuda.current_stream().cuda_stream
+        extra = []
+        if mode == "computed":
+            amax = torch.zeros(1, dtype=torch.int32, device=x.device)
+            executable(AmaxConfig(dtype, path))(x, amax, stream)
+            per_tensor_scale = torch.empty((), dtype=torch.float32, device=x.device)
+            extra = [amax]
+        if mode != "none":
+            extra.append(per_tensor_scale.view(1))
+        executable(config)(x, data, scale, *extra, stream)
+    return per_tensor_scale
+
+
+def _path(x, size: int) -> str:
+    """ "vector" where every 32-byte chunk of a row is whole and 16-byte aligned."""
+    batch, rows, k = x.shape
+    aligned = x.stride(2) == 1 and k * size % 32 == 0 and x.data_ptr() % 16 == 0
+    aligned &= rows == 1 or x.stride(1) * size % 16 == 0
+    aligned &= batch == 1 or x.stride(0) * size % 16 == 0
+    return "vector" if aligned else "strided"
+
+
+def _require_hopper(x):
+    if not x.is_cuda:
+        raise RuntimeError(f"engine 'hopper': expected a CUDA tensor for x, got {x.device}")
+    major, minor = torch.cuda.get_device_capability(x.device)
+    if major != 9:
+        raise RuntimeError(
+            f"x is on {x.device} ({torch.cuda.get_device_name(x.device)}, compute capability "
+            f"{major}.{minor}): engine 'hopper' needs compute capability 9.x; engine='torch' runs "
+            f"PyTorch operations on any device"
+        )

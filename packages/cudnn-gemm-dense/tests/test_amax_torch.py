@@ -3,6 +3,7 @@
 import gc
 import weakref
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cudnn_core.dtypes import as_dtype
 from cudnn_core.testing.gemm import (
     RECIPES,
     Case,
@@ -177,7 +179,7 @@ def test_mixed_frameworks():
 
 
 def test_float64_and_wrong_scales():
-    a, b, sfa, sfb = exact(Case(8, 8, 32)).inputs("torch")
+    a, b, sfa, sfb = exact(Case(8, 8, 256)).inputs("torch")
     with pytest.raises(ValueError, match="a_tensor: expected dtype .*got float64"):
         gemm_amax_wrapper(a.double(), b, sfa, sfb)
     with pytest.raises(ValueError, match="sfa_tensor: expected shape"):
@@ -225,12 +227,16 @@ def test_compile_with_dynamic_m(counter, recipe, container):
     assert counter.frame_count <= 5
 
 
+@pytest.mark.parametrize("spell", [str, OUTPUTS.get], ids=["name", "torch"])
 @pytest.mark.parametrize("c_dtype", OUTPUTS)
-def test_compile_with_output_options(counter, c_dtype):
+def test_compile_with_output_options(counter, c_dtype, spell):
+    """Names and torch dtypes alike, although NumPy's spellings of them were met before."""
+    as_dtype(np.float32), as_dtype(ml_dtypes.float8_e4m3fn)
     packed = c_dtype in ("float4_e2m1fn", "uint8")
     data = any_codes(Case(33, 24, 96, 2, "nvfp4", c_dtype=c_dtype, c_major="n" if packed else "m"))
     inputs = data.inputs("torch")
-    c, amax, _ = compiled(counter, **data.case.options())(*inputs)
+    options = data.case.options() | {"c_dtype": spell(c_dtype)}
+    c, amax, _ = compiled(counter, **options)(*inputs)
     eager = gemm_amax_wrapper(*inputs, **data.case.options())
     assert_same_bits(c, eager[0])
     assert_same_bits(amax, eager[1])
@@ -310,7 +316,7 @@ class Watched(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func is registered():
+        if func is torch.ops.cudnn_gemm_dense.gemm_amax:
             cls.seen += 1
         return super().__torch_function__(func, types, args, kwargs or {})
 

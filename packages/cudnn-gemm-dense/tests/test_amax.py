@@ -108,7 +108,9 @@ def test_fp8_majors(recipe, a_major, b_major, c_major, l):
 
 
 @pytest.mark.parametrize("c_major", "nm")
-@pytest.mark.parametrize("c_dtype", [*FLOATS, "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "uint8"])
+@pytest.mark.parametrize(
+    "c_dtype", [*FLOATS, "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "uint8"]
+)
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
 def test_output_dtypes_and_majors(recipe, c_dtype, c_major):
     fp4_out = c_dtype in ("float4_e2m1fn", "uint8")
@@ -143,7 +145,9 @@ def test_odd_shapes_fp4(recipe, m, n, k):
     assert_matches(run(data), data)
 
 
-@pytest.mark.parametrize("case", [Case(5, 8, 0, 2), Case(5, 8, 64, 0), Case(5, 8, 0, recipe="nvfp4")])
+@pytest.mark.parametrize(
+    "case", [Case(5, 8, 0, 2), Case(5, 8, 64, 0), Case(5, 8, 0, recipe="nvfp4")]
+)
 def test_empty_contraction_and_batch(case):
     c, amax = run(exact(case))
     assert c.shape == (5, 8, case.l) and not c.any() and amax.item() == 0
@@ -220,9 +224,7 @@ def test_stride_of_a_single_row_says_nothing(step):
 def test_scale_views_share_bytes_and_results():
     data = any_codes(Case(130, 24, 160, 2))
     logical, physical = data.inputs(), data.with_case(scale_view="physical").inputs()
-    np.testing.assert_array_equal(
-        bits(logical[2]), bits(physical[2]).transpose(3, 4, 1, 5, 2, 0)
-    )
+    np.testing.assert_array_equal(bits(logical[2]), bits(physical[2]).transpose(3, 4, 1, 5, 2, 0))
     first, second = gemm_amax_wrapper(*logical), gemm_amax_wrapper(*physical)
     np.testing.assert_array_equal(bits(first[0]), bits(second[0]))
 
@@ -243,7 +245,9 @@ def cases(draw):
     c_dtypes = [*FLOATS, "float8_e4m3fn", *(["uint8", "float4_e2m1fn"] if fp4 else [])]
     c_dtype = draw(st.sampled_from(c_dtypes))
     packed = c_dtype in ("uint8", "float4_e2m1fn")
-    a_major, b_major = ("k", "k") if fp4 else (draw(st.sampled_from("km")), draw(st.sampled_from("kn")))
+    a_major, b_major = (
+        ("k", "k") if fp4 else (draw(st.sampled_from("km")), draw(st.sampled_from("kn")))
+    )
     quantum = 32 if fp4 else 16
     m = draw(st.integers(0, 10)) * 16 if a_major == "m" else draw(st.integers(0, 150))
     n = draw(st.integers(0, 10)) * 16 if b_major == "n" else draw(st.integers(0, 150))
@@ -262,7 +266,12 @@ def cases(draw):
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=cases(), pad=st.sampled_from([0, 16, 32]), offset=st.sampled_from([0, 16]), seed=st.integers(0, 99))
+@given(
+    case=cases(),
+    pad=st.sampled_from([0, 16, 32]),
+    offset=st.sampled_from([0, 16]),
+    seed=st.integers(0, 99),
+)
 def test_any_problem(case, pad, offset, seed):
     data = exact(case, seed)
     out, amax = Guarded(case, "numpy", pad), amax_tensor("numpy")

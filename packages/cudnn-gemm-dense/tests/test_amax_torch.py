@@ -43,7 +43,11 @@ def run(data, **changes):
 
 
 def assert_same_bits(first, second):
-    assert (first.dtype, first.shape, first.stride()) == (second.dtype, second.shape, second.stride())
+    assert (first.dtype, first.shape, first.stride()) == (
+        second.dtype,
+        second.shape,
+        second.stride(),
+    )
     np.testing.assert_array_equal(bits(first), bits(second))
 
 
@@ -107,7 +111,9 @@ def test_empty(recipe, m, n, k):
     assert_matches(run(data), data)
 
 
-@pytest.mark.parametrize("make", [torch.nn.Parameter, lambda x: torch.nn.Parameter(x, requires_grad=False)])
+@pytest.mark.parametrize(
+    "make", [torch.nn.Parameter, lambda x: torch.nn.Parameter(x, requires_grad=False)]
+)
 def test_parameters(make):
     data = exact(Case(17, 24, 64))
     a, b, *scales = data.inputs("torch")
@@ -157,7 +163,9 @@ def test_numpy_samples_torch_arrays():
 # --- refusals that need torch ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index, name", list(enumerate(["a_tensor", "b_tensor", "sfa_tensor", "sfb_tensor"])))
+@pytest.mark.parametrize(
+    "index, name", list(enumerate(["a_tensor", "b_tensor", "sfa_tensor", "sfb_tensor"]))
+)
 def test_mixed_devices(index, name):
     inputs = list(exact(Case(8, 8, 32)).inputs("torch"))
     inputs[index] = inputs[index].to("meta")
@@ -174,7 +182,9 @@ def test_meta_tensors_have_no_engine():
 def test_mixed_frameworks():
     data = exact(Case(8, 8, 32))
     inputs = (*data.inputs("torch")[:3], data.inputs()[3])
-    with pytest.raises(ValueError, match="sfb_tensor: expected a torch array, as a_tensor is, got a numpy"):
+    with pytest.raises(
+        ValueError, match="sfb_tensor: expected a torch array, as a_tensor is, got a numpy"
+    ):
         gemm_amax_wrapper(*inputs)
 
 
@@ -210,7 +220,9 @@ def compiled(counter, dynamic=None, **options):
     return torch.compile(call, fullgraph=True, backend=counter, dynamic=dynamic)
 
 
-@pytest.mark.parametrize("recipe, container", [("mxfp8", "native"), ("nvfp4", "native"), ("mxfp4", "uint8")])
+@pytest.mark.parametrize(
+    "recipe, container", [("mxfp8", "native"), ("nvfp4", "native"), ("mxfp4", "uint8")]
+)
 def test_compile_with_dynamic_m(counter, recipe, container):
     """Extents from 129 down to 0 give the bits of eager calls, without a compile for each."""
     make = compiled(counter, dynamic=True, sf_vec_size=RECIPES[recipe].vec)
@@ -355,7 +367,12 @@ def test_functionalize_and_make_fx():
 
 def test_the_schema_carries_every_attribute():
     text = str(registered()._schema)
-    for part in ("Tensor sfb_tensor", 'str c_major="n"', "int sf_vec_size=32", "int[]? mma_tiler_mn=None"):
+    for part in (
+        "Tensor sfb_tensor",
+        'str c_major="n"',
+        "int sf_vec_size=32",
+        "int[]? mma_tiler_mn=None",
+    ):
         assert part in text
     assert text.endswith("-> (Tensor, Tensor)")
 
@@ -365,7 +382,11 @@ def test_the_schema_carries_every_attribute():
 
 def test_no_tensor_is_kept_alive():
     data = exact(Case(17, 24, 64))
-    inputs, out, amax = data.inputs("torch"), Guarded(data.case, "torch").tensor, amax_tensor("torch")
+    inputs, out, amax = (
+        data.inputs("torch"),
+        Guarded(data.case, "torch").tensor,
+        amax_tensor("torch"),
+    )
     op = GemmAmax(*inputs, out, amax)
     op(*inputs, out, amax)
     results = tuple(gemm_amax_wrapper(*inputs))

@@ -3,6 +3,8 @@
 Where data is `exact`, sums are exact in FP32 in any order, so C and amax must equal the model bit for bit.
 """
 
+# ruff: noqa: E402 - what follows the framework's import needs it
+
 import numpy as np
 import pytest
 

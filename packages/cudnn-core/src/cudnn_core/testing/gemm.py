@@ -1,7 +1,8 @@
 """An independent model of the block-scaled GEMM, and makers of hostile data and outputs for it.
 
-May import tensor_desc, numpy and ml_dtypes; torch and jax are used where the test has imported them. Shares no code with the engines: element values come
-from ml_dtypes or are written out, scales are addressed by the byte-offset formula, products are summed in float64.
+May import tensor_desc, numpy and ml_dtypes; torch and jax are used where the test has imported them. Shares no code
+with the engines: element values come from ml_dtypes or are written out, scales are addressed by the byte-offset
+formula, products are summed in float64.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ class Guarded:
         self._fill(self.flat, POISON)
 
     def _fill(self, flat: Any, byte: int) -> None:
-        dtype, extents, inner, _ = self._place
+        _, extents, inner, _ = self._place
         size = (self._end - GUARD) // max(1, math.prod(extents))
         whole = (*extents[:2], extents[2] * size)
         region = flat[GUARD : self._end].reshape(whole)

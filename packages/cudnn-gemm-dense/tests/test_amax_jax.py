@@ -49,13 +49,20 @@ def test_eager_and_jit(recipe, m, n, k):
     result = entry(case)(*data.inputs("jax"))
     assert type(result) is tuple and all(isinstance(x, jax.Array) for x in result)
     c, amax = result
-    assert (c.shape, c.dtype, amax.shape, amax.dtype) == ((m, n, 1), "float32", (1, 1, 1), "float32")
+    assert (c.shape, c.dtype, amax.shape, amax.dtype) == (
+        (m, n, 1),
+        "float32",
+        (1, 1, 1),
+        "float32",
+    )
     assert_matches(result, data)
     assert_matches(jax.jit(entry(case))(*data.inputs("jax")), data)
 
 
 @pytest.mark.parametrize("spelling", ["name", "numpy", "jax"])
-@pytest.mark.parametrize("c_dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize(
+    "c_dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+)
 def test_output_dtypes(c_dtype, spelling):
     spelled = {"name": c_dtype, "numpy": jnp.dtype(c_dtype), "jax": getattr(jnp, c_dtype)}[spelling]
     data = exact(physical(recipe="nvfp4", c_dtype=c_dtype))
@@ -141,7 +148,12 @@ def test_weak_types_are_gone():
 def test_shapes_without_values():
     data = exact(physical(c_dtype="bfloat16"))
     c, amax = jax.eval_shape(entry(data.case), *data.inputs("jax"))
-    assert (c.shape, c.dtype, amax.shape, amax.dtype) == ((17, 24, 1), "bfloat16", (1, 1, 1), "float32")
+    assert (c.shape, c.dtype, amax.shape, amax.dtype) == (
+        (17, 24, 1),
+        "bfloat16",
+        (1, 1, 1),
+        "float32",
+    )
 
 
 def test_one_equation_in_the_program():
@@ -175,7 +187,12 @@ def mixed(datas, mapped, index):
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize(
     "mapped",
-    [(True, False, True, False), (False, True, False, True), (True, False, False, False), (False, False, False, True)],
+    [
+        (True, False, True, False),
+        (False, True, False, True),
+        (True, False, False, False),
+        (False, False, False, True),
+    ],
 )
 def test_vmap_with_unmapped_operands(mapped, wrap):
     datas, batch = stacked(physical(), 3)
@@ -254,7 +271,9 @@ def test_nan_stays_in_its_batch():
 @pytest.mark.parametrize("call", [gemm_amax_jax, jax.jit(gemm_amax_jax), gemm_amax_wrapper])
 def test_direct_calls_take_one_batch(call):
     inputs = exact(Case(17, 24, 64, 2, scale_view="physical")).inputs("jax")
-    with pytest.raises(ValueError, match=r"a_tensor: expected batch extent L = 1 \(use jax.vmap for batches\)"):
+    with pytest.raises(
+        ValueError, match=r"a_tensor: expected batch extent L = 1 \(use jax.vmap for batches\)"
+    ):
         call(*inputs)
     one = exact(physical()).inputs("jax")
     with pytest.raises(ValueError, match="sfb_tensor: expected batch extent L = 1"):
@@ -274,7 +293,9 @@ def test_streams_belong_to_xla(stream):
         gemm_amax_wrapper(*inputs, stream=stream)
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jax.vmap], ids=["eager", "jit", "vmap"])
+@pytest.mark.parametrize(
+    "transform", [lambda f: f, jax.jit, jax.vmap], ids=["eager", "jit", "vmap"]
+)
 def test_refusals_come_at_trace_time(transform):
     a, b, sfa, sfb = exact(physical(k=256)).inputs("jax")
     axis = (lambda x: x[None]) if transform is jax.vmap else (lambda x: x)
@@ -291,7 +312,7 @@ def test_refusals_come_at_trace_time(transform):
 
 def test_unpacked_fp4():
     data = exact(physical(recipe="nvfp4"))
-    a, b, sfa, sfb = data.inputs("jax")
+    _, b, sfa, sfb = data.inputs("jax")
     unpacked = jnp.zeros((17, 64, 1), jnp.float4_e2m1fn)
     for call in (gemm_amax_jax, gemm_amax_wrapper):
         with pytest.raises(ValueError, match="a_tensor: expected packed FP4.*cudnn.quantize"):
@@ -303,10 +324,10 @@ def test_k_of_24():
         gemm_amax_jax(*exact(physical(k=24)).inputs("jax"))
 
 
-@pytest.mark.parametrize("thing", [3, None, "x"])
-def test_what_is_no_array(thing):
-    a, b, sfa, sfb = exact(physical()).inputs("jax")
-    with pytest.raises((TypeError, ValueError), match="sfb_tensor"):
+@pytest.mark.parametrize("thing, error", [(3, TypeError), (None, ValueError), ("x", TypeError)])
+def test_what_is_no_array(thing, error):
+    a, b, sfa, _ = exact(physical()).inputs("jax")
+    with pytest.raises(error, match="sfb_tensor: expected a tensor, got"):
         gemm_amax_jax(a, b, sfa, thing)
     with pytest.raises(ValueError, match="array"):
         gemm_amax_jax(*exact(physical()).inputs())
@@ -320,7 +341,9 @@ def test_no_derivative():
         c, _ = gemm_amax_jax(a, b, (sfa.astype(jnp.float32) * scale).astype(sfa.dtype), sfb)
         return c.sum()
 
-    with pytest.raises((NotImplementedError, TypeError), match="gemm_amax.*(differentia|derivative)|(differentia|derivative).*gemm_amax"):
+    with pytest.raises(
+        NotImplementedError, match="Differentiation rule for 'gemm_amax' not implemented"
+    ):
         jax.grad(loss)(1.0)
 
 

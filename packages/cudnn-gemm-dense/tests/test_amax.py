@@ -86,7 +86,7 @@ def test_fp4_first_code_is_the_low_nibble():
 @pytest.mark.parametrize("scale_view", ["logical", "physical"])
 @pytest.mark.parametrize("l", [1, 3])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_operand_pair(recipe, l, scale_view):
+def test_every_operand_pair(recipe, l, scale_view):  # noqa: E741
     """R >= 2 and Q >= 2 on both sides, random scales, K/vec no multiple of 4."""
     data = any_codes(Case(130, 136, 352, l, recipe, scale_view=scale_view))
     c, amax = run(data)
@@ -102,13 +102,15 @@ def test_every_operand_pair(recipe, l, scale_view):
 @pytest.mark.parametrize("b_major", "kn")
 @pytest.mark.parametrize("a_major", "km")
 @pytest.mark.parametrize("recipe", FP8)
-def test_fp8_majors(recipe, a_major, b_major, c_major, l):
+def test_fp8_majors(recipe, a_major, b_major, c_major, l):  # noqa: E741
     case = Case(48, 64, 80, l, recipe, a_major, b_major, "bfloat16", c_major)
     assert_matches(run(exact(case)), exact(case))
 
 
 @pytest.mark.parametrize("c_major", "nm")
-@pytest.mark.parametrize("c_dtype", [*FLOATS, "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "uint8"])
+@pytest.mark.parametrize(
+    "c_dtype", [*FLOATS, "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "uint8"]
+)
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
 def test_output_dtypes_and_majors(recipe, c_dtype, c_major):
     fp4_out = c_dtype in ("float4_e2m1fn", "uint8")
@@ -143,7 +145,9 @@ def test_odd_shapes_fp4(recipe, m, n, k):
     assert_matches(run(data), data)
 
 
-@pytest.mark.parametrize("case", [Case(5, 8, 0, 2), Case(5, 8, 64, 0), Case(5, 8, 0, recipe="nvfp4")])
+@pytest.mark.parametrize(
+    "case", [Case(5, 8, 0, 2), Case(5, 8, 64, 0), Case(5, 8, 0, recipe="nvfp4")]
+)
 def test_empty_contraction_and_batch(case):
     c, amax = run(exact(case))
     assert c.shape == (5, 8, case.l) and not c.any() and amax.item() == 0
@@ -220,9 +224,7 @@ def test_stride_of_a_single_row_says_nothing(step):
 def test_scale_views_share_bytes_and_results():
     data = any_codes(Case(130, 24, 160, 2))
     logical, physical = data.inputs(), data.with_case(scale_view="physical").inputs()
-    np.testing.assert_array_equal(
-        bits(logical[2]), bits(physical[2]).transpose(3, 4, 1, 5, 2, 0)
-    )
+    np.testing.assert_array_equal(bits(logical[2]), bits(physical[2]).transpose(3, 4, 1, 5, 2, 0))
     first, second = gemm_amax_wrapper(*logical), gemm_amax_wrapper(*physical)
     np.testing.assert_array_equal(bits(first[0]), bits(second[0]))
 
@@ -243,7 +245,9 @@ def cases(draw):
     c_dtypes = [*FLOATS, "float8_e4m3fn", *(["uint8", "float4_e2m1fn"] if fp4 else [])]
     c_dtype = draw(st.sampled_from(c_dtypes))
     packed = c_dtype in ("uint8", "float4_e2m1fn")
-    a_major, b_major = ("k", "k") if fp4 else (draw(st.sampled_from("km")), draw(st.sampled_from("kn")))
+    a_major, b_major = (
+        ("k", "k") if fp4 else (draw(st.sampled_from("km")), draw(st.sampled_from("kn")))
+    )
     quantum = 32 if fp4 else 16
     m = draw(st.integers(0, 10)) * 16 if a_major == "m" else draw(st.integers(0, 150))
     n = draw(st.integers(0, 10)) * 16 if b_major == "n" else draw(st.integers(0, 150))
@@ -262,7 +266,12 @@ def cases(draw):
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=cases(), pad=st.sampled_from([0, 16, 32]), offset=st.sampled_from([0, 16]), seed=st.integers(0, 99))
+@given(
+    case=cases(),
+    pad=st.sampled_from([0, 16, 32]),
+    offset=st.sampled_from([0, 16]),
+    seed=st.integers(0, 99),
+)
 def test_any_problem(case, pad, offset, seed):
     data = exact(case, seed)
     out, amax = Guarded(case, "numpy", pad), amax_tensor("numpy")

@@ -44,13 +44,24 @@ E8M0_FP4 = Case(128, 128, 128, recipe="mxfp4")
 
 def test_the_unchanged_case_is_supported():
     """So that every refusal below is due to its one change."""
-    for case in (Case(128, 128, 128), FP4_CASE, E8M0_FP4, Case(48, 64, 80, 2, a_major="m", b_major="n")):
+    for case in (
+        Case(128, 128, 128),
+        FP4_CASE,
+        E8M0_FP4,
+        Case(48, 64, 80, 2, a_major="m", b_major="n"),
+    ):
         assert GemmAmax(*describe(case), sf_vec_size=case.format.vec).check_support() is True
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int8", "float8_e8m0fnu"])
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "float16", "bfloat16", "int8", "float8_e8m0fnu"]
+)
 def test_1_dtype_of_a(dtype):
-    refuse(ValueError, rf"sample_a: expected dtype one of float4_e2m1fn, .*, got {dtype}", a={"dtype": dtype})
+    refuse(
+        ValueError,
+        rf"sample_a: expected dtype one of float4_e2m1fn, .*, got {dtype}",
+        a={"dtype": dtype},
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float8_e5m2", "float16"])
@@ -67,7 +78,11 @@ def test_2_sf_vec_size(vec):
 @pytest.mark.parametrize("dtype", ["float32", "float8_e5m2", "uint8"])
 @pytest.mark.parametrize("name", ["sfa", "sfb"])
 def test_3_dtype_of_scales(name, dtype):
-    refuse(ValueError, f"sample_{name}: expected dtype one of .*, got {dtype}", **{name: {"dtype": dtype}})
+    refuse(
+        ValueError,
+        f"sample_{name}: expected dtype one of .*, got {dtype}",
+        **{name: {"dtype": dtype}},
+    )
 
 
 def test_3_scales_share_their_dtype():
@@ -105,7 +120,9 @@ def test_4_illegal_triples(case, vec, dtype):
     assert message.endswith(f"got {dtype} with {vec}")
 
 
-@pytest.mark.parametrize("vec, dtype", [(16, "float8_e8m0fnu"), (32, "float8_e8m0fnu"), (16, "float8_e4m3fn")])
+@pytest.mark.parametrize(
+    "vec, dtype", [(16, "float8_e8m0fnu"), (32, "float8_e8m0fnu"), (16, "float8_e4m3fn")]
+)
 def test_4_legal_fp4_triples(vec, dtype):
     descs = describe(FP4_CASE, **scales_of(FP4_CASE, vec, dtype))
     assert GemmAmax(*descs, sf_vec_size=vec).check_support() is True
@@ -138,7 +155,11 @@ def test_6_accumulator(dtype):
 @pytest.mark.parametrize("name, axes", [("a", "M, K, L"), ("b", "N, K, L"), ("c", "M, N, L")])
 def test_7_rank(name, axes):
     flat = {"shape": (128, 128), "stride": (128, 1)}
-    message = refuse(ValueError, rf"sample_{name}: expected rank 3 \({axes}\), got shape \(128, 128\)", **{name: flat})
+    message = refuse(
+        ValueError,
+        rf"sample_{name}: expected rank 3 \({axes}\), got shape \(128, 128\)",
+        **{name: flat},
+    )
     assert "add a trailing batch axis" in message
     deep = {"shape": (128, 128, 1, 1), "stride": (128, 1, 1, 1)}
     refuse(ValueError, f"sample_{name}: expected rank 3", **{name: deep})
@@ -178,16 +199,25 @@ def test_7_scale_shapes(name, shape):
     desc = TensorDesc.of("float8_e8m0fnu", shape)
     change = {"shape": shape, "stride": desc.stride}
     message = refuse(
-        ValueError, rf"sample_{name}: expected shape \(32, 4, 1, 4, 1, 1\) .*contiguous", **{name: change}
+        ValueError,
+        rf"sample_{name}: expected shape \(32, 4, 1, 4, 1, 1\) .*contiguous",
+        **{name: change},
     )
     assert f"got shape {shape}" in message and "cudnn.pack_scales makes this layout" in message
 
 
-@pytest.mark.parametrize("stride", [(16, 4, 512, 1, 1024, 512), (4, 128, 512, 1, 512, 512), (64, 16, 16, 4, 4, 1)])
+@pytest.mark.parametrize(
+    "stride", [(16, 4, 512, 1, 1024, 512), (4, 128, 512, 1, 512, 512), (64, 16, 16, 4, 4, 1)]
+)
 @pytest.mark.parametrize("name", ["sfa", "sfb"])
 def test_7_scale_strides(name, stride):
     case = Case(128, 128, 256)
-    refuse(ValueError, rf"sample_{name}: expected shape .* strides \(16, 4, 1024, 1, 512, 1024\)", case, **{name: {"stride": stride}})
+    refuse(
+        ValueError,
+        rf"sample_{name}: expected shape .* strides \(16, 4, 1024, 1, 512, 1024\)",
+        case,
+        **{name: {"stride": stride}},
+    )
 
 
 @pytest.mark.parametrize("shape", [(2,), (1, 1, 2), (2, 1, 1), (0,), (1, 1, 1, 1, 2)])
@@ -201,8 +231,17 @@ def test_8_amax_is_float32(dtype):
     refuse(ValueError, f"sample_amax: expected dtype float32, got {dtype}", amax={"dtype": dtype})
 
 
-@pytest.mark.parametrize("stride", [(256, 2, 32768), (1, 1, 16384), (64, 1, 16384), (-128, 1, 16384), (0, 1, 0)])
-@pytest.mark.parametrize("name, text", [("a", "k-major .* or m-major"), ("b", "k-major .* or n-major"), ("c", "n-major .* or m-major")])
+@pytest.mark.parametrize(
+    "stride", [(256, 2, 32768), (1, 1, 16384), (64, 1, 16384), (-128, 1, 16384), (0, 1, 0)]
+)
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("a", "k-major .* or m-major"),
+        ("b", "k-major .* or n-major"),
+        ("c", "n-major .* or m-major"),
+    ],
+)
 def test_9_strides_that_no_layout_admits(name, text, stride):
     message = refuse(ValueError, f"sample_{name}: expected {text}", **{name: {"stride": stride}})
     assert f"with strides {stride}" in message
@@ -210,7 +249,12 @@ def test_9_strides_that_no_layout_admits(name, text, stride):
 
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_10_fp4_operands_are_k_major(name):
-    refuse(ValueError, rf"sample_{name}: expected (packed FP4 bytes contiguous|k-major)", FP4_CASE, **{name: {"stride": (1, 128, 8192)}})
+    refuse(
+        ValueError,
+        rf"sample_{name}: expected (packed FP4 bytes contiguous|k-major)",
+        FP4_CASE,
+        **{name: {"stride": (1, 128, 8192)}},
+    )
 
 
 def test_10_fp4_results_are_n_major():
@@ -256,14 +300,22 @@ def test_14_clusters(cluster, text):
     refuse(ValueError, text, options={"cluster_shape_mn": cluster})
 
 
-@pytest.mark.parametrize("recipe, k, quantum", [("mxfp8", 24, 16), ("mxfp8_e5m2", 8, 16), ("mxfp4", 48, 32), ("nvfp4", 16, 32)])
+@pytest.mark.parametrize(
+    "recipe, k, quantum",
+    [("mxfp8", 24, 16), ("mxfp8_e5m2", 8, 16), ("mxfp4", 48, 32), ("nvfp4", 16, 32)],
+)
 def test_15_k_is_a_multiple_of_16_bytes(recipe, k, quantum):
     data = exact(Case(128, 128, k, recipe=recipe))
-    with pytest.raises(ValueError, match=rf"a_tensor: expected K a multiple of 16 bytes \({quantum} elements.*got K = {k}"):
+    with pytest.raises(
+        ValueError,
+        match=rf"a_tensor: expected K a multiple of 16 bytes \({quantum} elements.*got K = {k}",
+    ):
         gemm_amax_wrapper(*data.inputs(), **data.case.options())
 
 
-@pytest.mark.parametrize("name, case", [("a", Case(40, 48, 64, a_major="m")), ("b", Case(48, 40, 64, b_major="n"))])
+@pytest.mark.parametrize(
+    "name, case", [("a", Case(40, 48, 64, a_major="m")), ("b", Case(48, 40, 64, b_major="n"))]
+)
 def test_15_row_strides_are_multiples_of_16_bytes(name, case):
     refuse(ValueError, f"sample_{name}: expected strides a multiple of 16 bytes", case)
 
@@ -271,7 +323,9 @@ def test_15_row_strides_are_multiples_of_16_bytes(name, case):
 def test_15_an_odd_row_stride_names_tensor_stride_and_rule():
     data = exact(Case(16, 16, 64))
     a, *rest = data.inputs(pad=1)
-    with pytest.raises(ValueError, match=r"a_tensor: .*multiple of 16 bytes .*strides \(65, 1, 1040\)"):
+    with pytest.raises(
+        ValueError, match=r"a_tensor: .*multiple of 16 bytes .*strides \(65, 1, 1040\)"
+    ):
         gemm_amax_wrapper(a, *rest)
 
 
@@ -287,7 +341,11 @@ def test_16_no_device():
     on_device = {name: {"device": "cuda:7"} for name in NAMES}
     message = refuse(RuntimeError, "no engine runs this on cuda:7", **on_device)
     assert "reference: it runs on host arrays only" in message and "hopper: " in message
-    refuse(ValueError, "sample_a: expected dtype", **(on_device | {"a": {"dtype": "float64", "device": "cuda:7"}}))
+    refuse(
+        ValueError,
+        "sample_a: expected dtype",
+        **(on_device | {"a": {"dtype": "float64", "device": "cuda:7"}}),
+    )
     elsewhere = {name: {"device": "tpu:0"} for name in NAMES}
     message = refuse(RuntimeError, "no engine runs this on tpu:0", **elsewhere)
     assert "hopper: it needs a CUDA device" in message
@@ -298,13 +356,17 @@ def test_16_no_device():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_mixed_devices(name):
-    with pytest.raises(ValueError, match=r"expected it on (cpu|cuda:0), as \w+ is, got (cpu|cuda:0)"):
+    with pytest.raises(
+        ValueError, match=r"expected it on (cpu|cuda:0), as \w+ is, got (cpu|cuda:0)"
+    ):
         GemmAmax(*describe(Case(128, 128, 128), **{name: {"device": "cuda:0"}}))
 
 
 def test_scale_on_the_host_with_data_on_a_device():
     on_device = {name: {"device": "cuda:0"} for name in NAMES if name != "sfb"}
-    with pytest.raises(ValueError, match="sample_sfb: expected it on cuda:0, as sample_a is, got cpu"):
+    with pytest.raises(
+        ValueError, match="sample_sfb: expected it on cuda:0, as sample_a is, got cpu"
+    ):
         GemmAmax(*describe(Case(128, 128, 128), **on_device))
 
 
@@ -323,7 +385,9 @@ def test_what_is_no_tensor(name, thing):
 def test_description_instead_of_data():
     a, *rest = exact(Case(8, 8, 32)).inputs()
     described = TensorDesc.of(a.dtype, a.shape)
-    with pytest.raises(ValueError, match="(a|b)_tensor: expected a torch, JAX or NumPy array|b_tensor"):
+    with pytest.raises(
+        ValueError, match="(a|b)_tensor: expected a torch, JAX or NumPy array|b_tensor"
+    ):
         gemm_amax_wrapper(described, *rest)
 
 
@@ -412,4 +476,8 @@ def test_int8_is_no_e4m3_scale():
     data = exact(replace(Case(128, 128, 128), scale_container="int8"))
     assert_matches(gemm_amax_wrapper(*data.inputs()), data)
     with pytest.raises(ValueError, match="sf_vec_size"):
-        gemm_amax_wrapper(*data.inputs()[:2], *exact(replace(FP4_CASE, scale_container="int8")).inputs()[2:], sf_vec_size=16)
+        gemm_amax_wrapper(
+            *data.inputs()[:2],
+            *exact(replace(FP4_CASE, scale_container="int8")).inputs()[2:],
+            sf_vec_size=16,
+        )

@@ -1,8 +1,11 @@
 """GEMM + amax on torch CPU tensors: eager, class, torch.compile, dispatch modes, subclasses, parameters."""
 
+# ruff: noqa: E402 - what follows the framework's import needs it
+
 import gc
 import weakref
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -13,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cudnn_core.dtypes import as_dtype
 from cudnn_core.testing.gemm import (
     RECIPES,
     Case,
@@ -41,7 +45,11 @@ def run(data, **changes):
 
 
 def assert_same_bits(first, second):
-    assert (first.dtype, first.shape, first.stride()) == (second.dtype, second.shape, second.stride())
+    assert (first.dtype, first.shape, first.stride()) == (
+        second.dtype,
+        second.shape,
+        second.stride(),
+    )
     np.testing.assert_array_equal(bits(first), bits(second))
 
 
@@ -105,7 +113,9 @@ def test_empty(recipe, m, n, k):
     assert_matches(run(data), data)
 
 
-@pytest.mark.parametrize("make", [torch.nn.Parameter, lambda x: torch.nn.Parameter(x, requires_grad=False)])
+@pytest.mark.parametrize(
+    "make", [torch.nn.Parameter, lambda x: torch.nn.Parameter(x, requires_grad=False)]
+)
 def test_parameters(make):
     data = exact(Case(17, 24, 64))
     a, b, *scales = data.inputs("torch")
@@ -155,7 +165,9 @@ def test_numpy_samples_torch_arrays():
 # --- refusals that need torch ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index, name", list(enumerate(["a_tensor", "b_tensor", "sfa_tensor", "sfb_tensor"])))
+@pytest.mark.parametrize(
+    "index, name", list(enumerate(["a_tensor", "b_tensor", "sfa_tensor", "sfb_tensor"]))
+)
 def test_mixed_devices(index, name):
     inputs = list(exact(Case(8, 8, 32)).inputs("torch"))
     inputs[index] = inputs[index].to("meta")
@@ -172,12 +184,14 @@ def test_meta_tensors_have_no_engine():
 def test_mixed_frameworks():
     data = exact(Case(8, 8, 32))
     inputs = (*data.inputs("torch")[:3], data.inputs()[3])
-    with pytest.raises(ValueError, match="sfb_tensor: expected a torch array, as a_tensor is, got a numpy"):
+    with pytest.raises(
+        ValueError, match="sfb_tensor: expected a torch array, as a_tensor is, got a numpy"
+    ):
         gemm_amax_wrapper(*inputs)
 
 
 def test_float64_and_wrong_scales():
-    a, b, sfa, sfb = exact(Case(8, 8, 32)).inputs("torch")
+    a, b, sfa, sfb = exact(Case(8, 8, 256)).inputs("torch")
     with pytest.raises(ValueError, match="a_tensor: expected dtype .*got float64"):
         gemm_amax_wrapper(a.double(), b, sfa, sfb)
     with pytest.raises(ValueError, match="sfa_tensor: expected shape"):
@@ -208,7 +222,9 @@ def compiled(counter, dynamic=None, **options):
     return torch.compile(call, fullgraph=True, backend=counter, dynamic=dynamic)
 
 
-@pytest.mark.parametrize("recipe, container", [("mxfp8", "native"), ("nvfp4", "native"), ("mxfp4", "uint8")])
+@pytest.mark.parametrize(
+    "recipe, container", [("mxfp8", "native"), ("nvfp4", "native"), ("mxfp4", "uint8")]
+)
 def test_compile_with_dynamic_m(counter, recipe, container):
     """Extents from 129 down to 0 give the bits of eager calls, without a compile for each."""
     make = compiled(counter, dynamic=True, sf_vec_size=RECIPES[recipe].vec)
@@ -225,12 +241,16 @@ def test_compile_with_dynamic_m(counter, recipe, container):
     assert counter.frame_count <= 5
 
 
+@pytest.mark.parametrize("spell", [str, OUTPUTS.get], ids=["name", "torch"])
 @pytest.mark.parametrize("c_dtype", OUTPUTS)
-def test_compile_with_output_options(counter, c_dtype):
+def test_compile_with_output_options(counter, c_dtype, spell):
+    """Names and torch dtypes alike, although NumPy's spellings of them were met before."""
+    as_dtype(np.float32), as_dtype(ml_dtypes.float8_e4m3fn)
     packed = c_dtype in ("float4_e2m1fn", "uint8")
     data = any_codes(Case(33, 24, 96, 2, "nvfp4", c_dtype=c_dtype, c_major="n" if packed else "m"))
     inputs = data.inputs("torch")
-    c, amax, _ = compiled(counter, **data.case.options())(*inputs)
+    options = data.case.options() | {"c_dtype": spell(c_dtype)}
+    c, amax, _ = compiled(counter, **options)(*inputs)
     eager = gemm_amax_wrapper(*inputs, **data.case.options())
     assert_same_bits(c, eager[0])
     assert_same_bits(amax, eager[1])
@@ -310,7 +330,7 @@ class Watched(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func is registered():
+        if func is torch.ops.cudnn_gemm_dense.gemm_amax:
             cls.seen += 1
         return super().__torch_function__(func, types, args, kwargs or {})
 
@@ -349,7 +369,12 @@ def test_functionalize_and_make_fx():
 
 def test_the_schema_carries_every_attribute():
     text = str(registered()._schema)
-    for part in ("Tensor sfb_tensor", 'str c_major="n"', "int sf_vec_size=32", "int[]? mma_tiler_mn=None"):
+    for part in (
+        "Tensor sfb_tensor",
+        'str c_major="n"',
+        "int sf_vec_size=32",
+        "int[]? mma_tiler_mn=None",
+    ):
         assert part in text
     assert text.endswith("-> (Tensor, Tensor)")
 
@@ -359,7 +384,11 @@ def test_the_schema_carries_every_attribute():
 
 def test_no_tensor_is_kept_alive():
     data = exact(Case(17, 24, 64))
-    inputs, out, amax = data.inputs("torch"), Guarded(data.case, "torch").tensor, amax_tensor("torch")
+    inputs, out, amax = (
+        data.inputs("torch"),
+        Guarded(data.case, "torch").tensor,
+        amax_tensor("torch"),
+    )
     op = GemmAmax(*inputs, out, amax)
     op(*inputs, out, amax)
     results = tuple(gemm_amax_wrapper(*inputs))

@@ -138,7 +138,9 @@ def test_nan_scale_reaches_its_column_and_amax(recipe):
     assert np.isnan(amax.item())
 
 
-@pytest.mark.parametrize("c_dtype, nan", [("float8_e4m3fn", 0x7F), ("float8_e5m2", None), ("uint8", 7)])
+@pytest.mark.parametrize(
+    "c_dtype, nan", [("float8_e4m3fn", 0x7F), ("float8_e5m2", None), ("uint8", 7)]
+)
 def test_nan_in_small_outputs(c_dtype, nan):
     """FP8 has a NaN; FP4 has none and takes its largest number."""
     data = ones(Case(4, 8, 64, recipe="nvfp4", c_dtype=c_dtype))
@@ -169,7 +171,12 @@ def test_infinity_follows_ieee():
 
 def test_finite_overflow_of_outputs():
     """FP8 and FP4 saturate, FP16 and BF16 overflow by their rules; amax is that of the FP32 value."""
-    for c_dtype, top in (("float16", INF), ("float8_e4m3fn", 448), ("float8_e5m2", 57344), ("uint8", 6)):
+    for c_dtype, top in (
+        ("float16", INF),
+        ("float8_e4m3fn", 448),
+        ("float8_e5m2", 57344),
+        ("uint8", 6),
+    ):
         data = ones(Case(8, 8, 64, recipe="mxfp4", c_dtype=c_dtype))
         data.sfa[0, 0, :] = 127 + 12
         c, amax = run(data)

@@ -190,18 +190,13 @@ _ALIASES = {
 _NAMES: dict[str, DType] = {d.name: d for d in _ALL} | _ALIASES
 _CUTE_NAMES: dict[str, DType] = {d._cute: d for d in _ALL} | {"Float4E2M1FNx2": FLOAT4_E2M1FN}
 
-# Every spelling met so far. Only successes are kept, so the number of dtypes bounds it.
-_MEMO: dict[Any, DType] = dict(_NAMES)
+# Every spelling met so far, by the module of its type. Only successes are kept, so the number of dtypes bounds it.
+# Apart, because torch.compile cannot trace a look-up in a dict that holds other libraries' types as keys.
+_MEMO: dict[str, dict[Any, DType]] = {}
 
 
 def as_dtype(x: Any, argument: str = "dtype") -> DType:
     """The `DType` of any spelling. `ValueError` naming `argument` for None and the unknown."""
-    if type(x) is DType:
-        return x
-    try:
-        return _MEMO[x]
-    except (KeyError, TypeError):  # TypeError: not hashable
-        pass
     found = _find(x)
     if found is None:
         came = f"{x!r} ({type(x).__name__})"
@@ -214,16 +209,20 @@ def as_dtype(x: Any, argument: str = "dtype") -> DType:
 
 def _find(x: Any) -> DType | None:
     """The DType that `x` spells, or None. Remembers what it finds."""
-    if type(x) is DType:
+    kind = type(x)
+    if kind is DType:
         return x
+    if kind is str and x in _NAMES:
+        return _NAMES[x]
+    memo = _MEMO.setdefault(kind.__module__, {})
     try:
-        found = _MEMO.get(x)
-    except TypeError:
+        found = memo.get(x)
+    except TypeError:  # not hashable
         return None
     if found is None:
         found = _resolve(x)
         if found is not None:
-            _MEMO[x] = found
+            memo[x] = found
     return found
 
 

@@ -30,10 +30,12 @@ def choice(name: str, default: Any, allowed: Iterable[Any], of_output: bool = Fa
     values = tuple(allowed)
 
     def parse(value: Any, argument: str) -> Hashable:
-        plain = index(value) if hasattr(value, "__index__") and type(value) is not bool else value
+        # First without conversion: a tracing compiler can compare a symbolic integer, not convert it.
         for candidate in values:
-            if type(candidate) is type(plain) and candidate == plain:
+            if type(candidate) is type(value) and candidate == value:
                 return candidate
+        if hasattr(value, "__index__") and type(value) is not bool and index(value) in values:
+            return index(value)
         raise ValueError(mismatch(argument, one_of(map(repr, values)), repr(value)))
 
     return Attribute(name, default, parse, of_output)

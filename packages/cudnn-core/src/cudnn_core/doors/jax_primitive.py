@@ -18,6 +18,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+from ..adapters.base import refuse_unpacked_fp4
 from ..contract import Problem, ScalarTensor, ScaleFactor
 from ..dtypes import FLOAT4_E2M1FN, UINT8, as_dtype
 from ..engine import select
@@ -48,6 +49,8 @@ def _refuse_unexpressible(op: Op, inputs: tuple[Any, ...], attributes: dict[str,
         if major_from and attributes[major_from] == "m":
             raise ValueError(mismatch(major_from, "'n' (JAX arrays are row-major)", "'m'"))
     for operand, x in zip(op.contract.inputs, inputs, strict=True):
+        if x is None:
+            raise ValueError(mismatch(operand.name, "a tensor", "None"))
         axis, rank = (0, 6) if isinstance(operand, ScaleFactor) else (-1, len(operand.dims))
         if BATCH in operand.dims and x.ndim == rank and x.shape[axis] != 1:
             expected = "batch extent L = 1 (use jax.vmap for batches)"
@@ -103,6 +106,7 @@ def _problem(op: Op, avals, attributes: tuple, batched: bool, platform: str = "c
 def _desc(operand, aval, batched: bool, batch: int, device: Device) -> TensorDesc:
     """Metadata in contract order; an unmapped operand is seen with the common batch extent."""
     shape, dtype = tuple(aval.shape), as_dtype(np.dtype(aval.dtype), operand.name)
+    refuse_unpacked_fp4(dtype, operand.name)
     if batched:
         shape = (batch, *shape[1:])
     stride = contiguous_stride(shape)

@@ -1,7 +1,8 @@
 """An independent model of the block-scaled GEMM, and makers of hostile data and outputs for it.
 
-May import numpy and ml_dtypes; torch and jax are used where the test has imported them. Shares no code with the engines: element values come
-from ml_dtypes or are written out, scales are addressed by the byte-offset formula, products are summed in float64.
+May import tensor_desc, numpy and ml_dtypes; torch and jax are used where the test has imported them. Shares no code
+with the engines: element values come from ml_dtypes or are written out, scales are addressed by the byte-offset
+formula, products are summed in float64.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from ..tensor_desc import TensorDesc
 
 E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "float4_e2m1fn": 6.0}
@@ -222,7 +225,7 @@ class Guarded:
         self._fill(self.flat, POISON)
 
     def _fill(self, flat: Any, byte: int) -> None:
-        dtype, extents, inner, _ = self._place
+        _, extents, inner, _ = self._place
         size = (self._end - GUARD) // max(1, math.prod(extents))
         whole = (*extents[:2], extents[2] * size)
         region = flat[GUARD : self._end].reshape(whole)
@@ -391,3 +394,22 @@ def assert_matches(outputs: Any, data: Data, prior: float = float("-inf")) -> No
     c, amax = outputs
     np.testing.assert_array_equal(values(c, data.case.c_dtype), data.expected())
     np.testing.assert_array_equal(host(amax).ravel(), [data.amax(prior)])
+
+
+def describe_inputs(case: Case, device: str = "cuda:0") -> list[TensorDesc]:
+    """Metadata of (a, b, sfa, sfb) without any data, as torch tensors of the case would have it."""
+    recipe = case.format
+    scale = recipe.scale if case.scale_container == "native" else case.scale_container
+    descs = []
+    for side, rows, major in (("a", case.m, case.a_major), ("b", case.n, case.b_major)):
+        columns = case.k // 2 if case.container == "uint8" else case.k
+        stride = (columns, 1) if major == "k" else (1, rows)
+        dtype = recipe.element if case.container == "native" else "uint8"
+        shape, stride = (rows, columns, case.l), (*stride, rows * columns)
+        descs.append(TensorDesc.of(dtype, shape, stride, device, f"{side}_tensor"))
+    for side, rows in (("a", case.m), ("b", case.n)):
+        r, q = -(-rows // 128), -(-case.blocks // 4)
+        physical = TensorDesc.of(scale, (case.l, r, q, 32, 4, 4), None, device, f"sf{side}_tensor")
+        logical = physical.permute(3, 4, 1, 5, 2, 0)
+        descs.append(logical if case.scale_view == "logical" else physical)
+    return descs

@@ -1,0 +1,103 @@
+"""Kernels that tests need: which to compile, and compiling them side by side in processes of their own.
+
+May import the standard library, plan, and what is passed by name; the cache and the compiler inside functions.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
+from itertools import combinations
+from random import Random
+from typing import Any
+
+from ..plan import Plan
+
+
+def plan_of(module: str, descs: list, attributes: dict) -> Plan:
+    """The plan that the op of a module (its `OP`) chooses on sm_90a for inputs described by `descs`."""
+    op = import_module(module).OP
+    engine = next(e for e in op.engines if e.name == "hopper")
+    return engine.plan(op.contract.bind(descs, attributes))
+
+
+def compile_plan(module: str, plan: Plan) -> str:
+    """Put the kernel of one plan into the disk cache; its digest."""
+    from .. import cache
+
+    op = import_module(module).OP
+    engine = next(e for e in op.engines if e.name == plan.engine)
+    return cache.compile_ahead(engine.source(plan)).digest
+
+
+def compile_plans(module: str, plans: Iterable[Plan], workers: int | None = None) -> list[str]:
+    """`compile_plan` of each, as many at once as there are processors to spare."""
+    spare = workers or max(1, (os.cpu_count() or 1) - 1)
+    return list(_in_parallel(compile_plan, module, list(dict.fromkeys(plans)), spare))
+
+
+def _in_parallel(work: Callable, module: str, plans: list[Plan], workers: int) -> Iterator[Any]:
+    """work(module, plan) of each, in order. Spawned and not forked: the caller may hold a CUDA context."""
+    if plans:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(len(plans), workers), mp_context=context) as pool:
+            yield from pool.map(work, [module] * len(plans), plans)
+
+
+def machine_code(module: str, plan: Plan) -> dict[str, int]:
+    """How often each opcode occurs in the kernel of a plan; the disk cache is left alone."""
+    from .. import jit
+
+    op = import_module(module).OP
+    engine = next(e for e in op.engines if e.name == plan.engine)
+    return dict(
+        jit.instructions(jit.disassemble(jit.object_code(engine.source(plan).build, plan.arch)))
+    )
+
+
+def machine_codes(
+    module: str, plans: Iterable[Plan], workers: int | None = None
+) -> Iterator[dict[str, int]]:
+    """`machine_code` of each plan, in order; side by side where there are several processors."""
+    return _in_parallel(machine_code, module, list(plans), workers or os.cpu_count() or 1)
+
+
+def pairwise(
+    factors: dict[str, tuple], legal: Callable[[dict], bool], tries: int = 150
+) -> list[dict]:
+    """Combinations in which every pair of values of two factors occurs that occurs in any legal one.
+
+    Greedy over pseudo-random candidates of a fixed seed, so the cover is always the same one. A pair that `tries` * 20
+    random combinations around it never make legal counts as impossible.
+    """
+    random = Random(0).random
+    names = list(factors)
+
+    def draw(fixed: dict) -> dict | None:
+        for _ in range(20):
+            made = {n: fixed.get(n, v[int(random() * len(v))]) for n, v in factors.items()}
+            if legal(made):
+                return made
+        return None
+
+    def pairs(made: dict) -> set:
+        return {((a, made[a]), (b, made[b])) for a, b in combinations(names, 2)}
+
+    missing = [
+        ((a, x), (b, y)) for a, b in combinations(names, 2) for x in factors[a] for y in factors[b]
+    ]
+    missing, cover = dict.fromkeys(missing), []
+    while missing:
+        seed = next(iter(missing))
+        drawn = [made for made in (draw(dict(seed)) for _ in range(tries)) if made]
+        if not drawn:
+            del missing[seed]
+            continue
+        best = max(drawn, key=lambda made: sum(pair in missing for pair in pairs(made)))
+        cover.append(best)
+        for pair in pairs(best):
+            missing.pop(pair, None)
+    return cover

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from cudnn_core.cli import ahead
+from cudnn_core.formats.spec import FORMATS
 
 pytest.importorskip("fcntl")
 
@@ -40,17 +41,30 @@ def test_common_variants_are_written(compiler, capsys):
 
 def test_all_asks_for_every_variant(compiler):
     ahead.run(["fake"], "sm_90a", 1, True)
-    assert [source.key.step for source in compiler] == [7.0, 2.0, 3.0, 5.0]
+    assert [source.key.step for source in compiler] == [2.0, 3.0, 5.0]
 
 
-def test_formats_and_every_installed_family_are_compiled_by_default(compiler, monkeypatch):
-    listed = []
-    monkeypatch.setattr(
-        ahead.families.Family, "sources", lambda self, *_: listed.append(self.name) or ()
-    )
+def test_formats_are_compiled_too(compiler):
+    assert ahead.run(["formats"], "sm_90a", 1, False) == 0
+    common = list(compiler)
+    assert {getattr(source.key, "format", None) for source in common} == {None, *FORMATS}
+    ahead.run(["formats"], "sm_90a", 1, True)
+    every = {source.digest for source in compiler[len(common) :]}
+    assert {source.digest for source in common} < every
+
+
+def test_without_names_everything_installed_is_compiled(compiler, monkeypatch):
+    asked = []
+
+    def sources(self, arch, everything):
+        asked.append(self.name)
+        return ()
+
+    for kind in (ahead.families.Family, ahead.families.Formats):
+        monkeypatch.setattr(kind, "sources", sources)
     with pytest.raises(ahead.CannotCompile):
         ahead.run([], "sm_90a", 1, False)
-    assert listed[0] == "formats" and "fake" in listed
+    assert asked[0] == "formats" and "fake" in asked
 
 
 def test_a_failure_is_reported_and_stops_nothing(compiler, capsys, monkeypatch):
@@ -62,7 +76,7 @@ def test_a_failure_is_reported_and_stops_nothing(compiler, capsys, monkeypatch):
 
 
 def test_unknown_architecture_names_the_known(compiler):
-    with pytest.raises(ahead.CannotCompile, match="'sm_42'; known architectures: sm_90a"):
+    with pytest.raises(ahead.CannotCompile, match="fake .*'sm_42'; known architectures: sm_90a"):
         ahead.run(["fake"], "sm_42", 1, False)
 
 

@@ -88,12 +88,13 @@ def _sources(
 
 
 def _nothing(chosen: tuple[families.Family, ...], arch: str) -> str:
-    ops = [op for family in chosen for op in family.ops()]
-    if not ops:
-        names = ", ".join(family.name for family in chosen) or "none is installed"
-        return f"no operation is built yet in the chosen families ({names})"
-    known = {getattr(engine, "arch", None) for op in ops for engine in op.engines} - {None}
-    return f"no kernel is written for {arch!r}; known architectures: {', '.join(sorted(known))}"
+    from cudnn_core.engine import HopperEngine
+
+    names = ", ".join(family.name for family in chosen)
+    known = HopperEngine.arch
+    if arch != known:
+        return f"no kernel of {names} is written for {arch!r}; known architectures: {known}"
+    return f"no operation is built yet in the chosen families ({names})"
 
 
 def _compile_all(

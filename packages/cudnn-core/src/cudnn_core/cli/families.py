@@ -4,13 +4,12 @@ A family is an importable package `cudnn_<family>` beside `cudnn_core`. What it 
 line, each part optional:
 
     ops() -> iterable of cudnn_core.op.Op      the operations that are built
-    sources(arch, everything) -> iterable of (label, KernelSource)
-                                               kernels beside those of the operations
     module _demo                               see cudnn_core.cli.protocol
 
 Core's own kernels, those of its formats, count as one more family where kernels are compiled.
 """
 
+import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
@@ -22,7 +21,6 @@ from typing import Any
 
 _PREFIX = "cudnn_"
 _CORE = "cudnn_core"
-_FORMATS = ("formats", "cudnn_core.formats")
 
 
 @dataclass(frozen=True)
@@ -48,11 +46,6 @@ class Family:
 
     def sources(self, arch: str, everything: bool) -> Iterator[tuple[str, Any]]:
         """(label, KernelSource) of every kernel to compile ahead, always in the same order."""
-        listing = getattr(importlib.import_module(self.module), "sources", None)
-        if listing is not None:
-            yield from (
-                (f"{self.name} {label}", found) for label, found in listing(arch, everything)
-            )
         for op in self.ops():
             for label, found in op.sources(arch, everything=everything):
                 yield f"{op.contract.name} {label}", found
@@ -61,6 +54,19 @@ class Family:
         """The family's `_demo` module, None without one."""
         name = f"{self.module}._demo"
         return importlib.import_module(name) if importlib.util.find_spec(name) else None
+
+
+class Formats(Family):
+    """Core's kernels that quantize; they belong to no operation."""
+
+    def sources(self, arch: str, everything: bool) -> Iterator[tuple[str, Any]]:
+        from cudnn_core.formats import kernels
+
+        for config in kernels.configs(everything):
+            found = kernels.source(config)
+            if found.arch == arch:
+                values = map(str, dataclasses.astuple(config))
+                yield f"{found.name} {' '.join(values)}", found
 
 
 class UnknownFamily(ValueError):
@@ -78,8 +84,8 @@ def installed() -> tuple[Family, ...]:
 
 
 def compiled() -> tuple[Family, ...]:
-    """The families that may have kernels: core's formats, then the installed ones."""
-    return (Family(*_FORMATS), *installed())
+    """The families that may have kernels to compile: core's formats, then the installed ones."""
+    return (Formats("formats", "cudnn_core.formats"), *installed())
 
 
 def named(names: Iterable[str], known: tuple[Family, ...] | None = None) -> tuple[Family, ...]:

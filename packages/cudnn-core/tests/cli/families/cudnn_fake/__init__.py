@@ -46,8 +46,3 @@ def fail():
 
 def ops():
     return (ScaleOp(),)
-
-
-def sources(arch, everything):
-    if everything:
-        yield "beside", source(7.0)

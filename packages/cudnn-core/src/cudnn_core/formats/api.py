@@ -64,8 +64,9 @@ def quantize(
             code * scale * per_tensor_scale.
         sf_vec_size: block length, where the format leaves a choice.
         row_axis: which axis counts rows, if not the one told above.
-        engine: None chooses: CUDA tensors take the Hopper kernel, other arrays their library's
-            operations. ``"torch"`` asks for PyTorch operations on CUDA tensors too.
+        engine: None chooses: ``"hopper"`` (the kernel) for CUDA tensors, ``"reference"`` for NumPy
+            and for PyTorch's CPU tensors, ``"jax"``. ``"torch"`` asks for PyTorch operations, on
+            any device.
 
     Returns:
         TupleDict ``data, scale, per_tensor_scale``. ``data`` has x's axes. FP8 is the library's

@@ -1,7 +1,8 @@
 """Formats on PyTorch tensors. Imports torch, formats.*.
 
-CUDA tensors take the Hopper kernel, others (and CUDA tensors on request) PyTorch operations. While
-torch.compile traces, an operator of formats.torch_op stands for the call.
+CUDA tensors take the Hopper kernel, CPU tensors formats.reference (ten times as fast as chains of
+PyTorch operations), all others, and any on request, PyTorch operations. While torch.compile traces,
+an operator of formats.torch_op stands for the call.
 """
 
 from functools import cache
@@ -11,10 +12,11 @@ import torch
 from . import bits, layout
 from .spec import E2M1, E4M3, FLOAT_MAX, ElementType, Format, Geometry, scale_magnitude
 
-ENGINES = ("hopper", "torch")
+ENGINES = ("hopper", "reference", "torch")
 _FP4 = getattr(torch, "float4_e2m1fn_x2", torch.uint8)
 # Pieces of this many elements keep the temporaries of the CPU path in cache.
 _PIECE = 1 << 18
+_SMALLEST = 5e-324
 
 
 class torch_ops:
@@ -78,7 +80,8 @@ def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale,
 
 def quantize_now(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale, engine):
     """(data, scale, per-tensor scale) of x, which is None, True or a 0-d FP32 tensor."""
-    if engine == "hopper" or (engine is None and x.is_cuda):
+    engine = engine or _default_engine(x)
+    if engine == "hopper":
         from .kernels import host
 
         return host.quantize(x, fmt, geo, scale_layout, per_tensor_scale)
@@ -88,11 +91,19 @@ def quantize_now(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_sc
     if per_tensor_scale is not None:
         constant = _norm_constant(per_tensor_scale)
     ordered = layout.canonical(torch_ops, x, geo)
-    data, scale = quantize_blocks(ordered, fmt, constant)
+    data, scale = quantize_blocks(ordered, fmt, constant, engine)
     if rows_contiguous(x, geo) and not fmt.is_fp4:
         data = data.mT.contiguous().mT
     data, scale = publish_data(data, fmt, geo), publish_scale(scale, fmt, geo, scale_layout)
     return data, scale, per_tensor_scale
+
+
+def _default_engine(x) -> str:
+    if x.is_cuda:
+        return "hopper"
+    # NumPy computes in this thread's mode, and torch.set_flush_denormal can change that.
+    flushes = _SMALLEST == 0.0
+    return "reference" if x.device.type == "cpu" and not flushes else "torch"
 
 
 def publish_data(data, fmt: Format, geo: Geometry):
@@ -144,15 +155,30 @@ def _norm_constant(per_tensor_scale):
     return inverse.to(torch.float32).view(torch.int32)
 
 
-def quantize_blocks(x, fmt: Format, constant=None):
+def quantize_blocks(x, fmt: Format, constant=None, engine="torch"):
     """(L, rows, K) -> data bytes (L, rows, K or ceil(K/2)) and scale bytes (L, rows, blocks)."""
     batch, rows, k = x.shape
+    work = _quantize_rows
+    if engine == "reference":
+        if x.device.type != "cpu":
+            raise RuntimeError(f"engine 'reference': expected a CPU tensor for x, got {x.device}")
+        work = _reference_rows
     if x.is_cuda or x.numel() <= _PIECE:
-        return _quantize_rows(x, fmt, constant)
+        return work(x, fmt, constant)
     pieces = x.reshape(batch * rows, k).split(max(1, _PIECE // k))
-    done = [_quantize_rows(piece, fmt, constant) for piece in pieces]
+    done = [work(piece, fmt, constant) for piece in pieces]
     data, scale = (torch.cat(kind) for kind in zip(*done, strict=True))
     return data.unflatten(0, (batch, rows)), scale.unflatten(0, (batch, rows))
+
+
+def _reference_rows(x, fmt: Format, constant):
+    from . import reference
+
+    norm_constant = 1.0 if constant is None else constant.view(torch.float32).item()
+    code, scale = reference.quantize_blocks(x.to(torch.float32).numpy(), fmt, norm_constant)
+    if fmt.is_fp4:
+        code = reference.pack_fp4(code)
+    return torch.from_numpy(code).contiguous(), torch.from_numpy(scale)
 
 
 def _quantize_rows(x, fmt: Format, constant):

@@ -188,7 +188,7 @@ class QuantizeKernel:
         # Bytes of blocks that do not exist are 0, whatever the per-tensor scale is.
         code = convert.keep_word(code, inside)
         block = k // config.block
-        if tile.thread % lanes == 0 or cutlass.const_expr(config.path == "strided"):
+        if tile.thread % lanes == 0:
             staged[self._staged_at(row, block)] = Uint8(code)
         words = convert.encode_words(values, gain, nan, fmt)
         at_row = tile.row_tile * TILE_ROWS + row

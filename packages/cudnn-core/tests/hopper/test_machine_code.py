@@ -25,6 +25,7 @@ CONFIGS = {
         E8,
         32,
         c_dtype="bfloat16",
+        batched=True,
         batch="outer",
         amax="per_batch",
         a_container="uint8",

@@ -44,6 +44,7 @@ def config_of(case, **changes):
         a_major=case.a_major,
         b_major="n" if case.b_major == "n" else "k",
         c_major=case.c_major,
+        batched=case.l > 1,
     )
     return replace(config, **changes)
 

@@ -177,12 +177,14 @@ def _fake_matrix(config, rows, columns, dtype, container, first_contiguous, alig
         columns = cute.sym_int32()
     elif packed:
         columns = cute.sym_int32(divisibility=2)
-    quantum = 128 // element.width if aligned else (2 if element.width == 4 else 1)
+    # Native FP4 counts codes, and an address needs whole bytes.
+    unit = 2 if element.width == 4 else 1
+    quantum = 128 // element.width if aligned else unit
     outer = cute.sym_int64(divisibility=quantum)
     if config.batched:
         batch, batch_stride = cute.sym_int32(), cute.sym_int64(divisibility=quantum)
     else:
-        batch, batch_stride = 1, cute.sym_int64()
+        batch, batch_stride = 1, cute.sym_int64(divisibility=unit)
     shape = [rows, columns, batch]
     stride = [1, outer, batch_stride] if first_contiguous else [outer, 1, batch_stride]
     if config.batch == "outer":

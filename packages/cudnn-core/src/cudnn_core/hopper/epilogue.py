@@ -169,7 +169,7 @@ class TileStore:
     @property
     def width(self) -> int:
         """Columns of a subtile."""
-        return 32 if self.format.bits == 32 else 64
+        return 32 if self.format.bits == 32 or self.mode == "direct" else 64
 
     @property
     def units(self) -> int:

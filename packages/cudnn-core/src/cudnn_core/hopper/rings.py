@@ -26,10 +26,6 @@ class Ring:
     consumers: int
 
     @staticmethod
-    def bytes(stages: int) -> int:
-        return 16 * stages
-
-    @staticmethod
     def allocate(smem, stages: int, producers: int, consumers: int) -> "Ring":
         barriers = smem.allocate_array(cutlass.Int64, 2 * stages, byte_alignment=8)
         return Ring(barriers, barriers + stages, stages, producers, consumers)

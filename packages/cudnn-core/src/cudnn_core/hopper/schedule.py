@@ -74,16 +74,16 @@ class DenseSchedule:
         band = within // (self.tile.raster * columns)
         first = band * self.tile.raster
         # The last band may have fewer rows.
-        height = cutlass_min(rows - first, Int32(self.tile.raster))
+        height = at_most(rows - first, Int32(self.tile.raster))
         rest = within - first * columns
         column = rest // height
         m0 = (first + rest - column * height) * self.tile.bm
         n0 = column * self.tile.bn
         return WorkItem(
             m0=m0,
-            m_valid=cutlass_min(args.m - m0, Int32(self.tile.bm)),
+            m_valid=at_most(args.m - m0, Int32(self.tile.bm)),
             n0=n0,
-            n_valid=cutlass_min(args.n - n0, Int32(self.tile.bn)),
+            n_valid=at_most(args.n - n0, Int32(self.tile.bn)),
             batch=batch,
             group=Int32(0),
             k0=Int32(0),
@@ -94,7 +94,8 @@ class DenseSchedule:
 
 
 @cute.jit
-def cutlass_min(a: Int32, b: Int32) -> Int32:
+def at_most(a: Int32, b: Int32) -> Int32:
+    """The smaller of two numbers."""
     if b < a:
         a = b
     return a

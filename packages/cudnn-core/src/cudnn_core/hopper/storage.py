@@ -16,15 +16,17 @@ from .bits import bits_float, float_bits, round_pair
 def e2m1_code(x: Float32) -> Int32:
     """The FP4 code: nearest even, saturating at 6; NaN gives +6."""
     bits = float_bits(x)
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000
     magnitude = bits & 0x7FFFFFFF
+    # As integers, everything beyond 6.0 saturates: larger numbers, Inf and NaN.
+    if magnitude > 0x40C00000:
+        magnitude = Int32(0x40C00000)
     # From 1 on: round to one mantissa bit, and count (exponent, mantissa) from 0.5's exponent.
     code = ((magnitude + 0x1FFFFF + ((magnitude >> 22) & 1)) >> 22) - 252
     if magnitude < 0x3F800000:
         # Below 1, codes are halves: adding 2^22, whose last place is a half, rounds to them.
         code = float_bits(bits_float(magnitude) + Float32(4194304.0)) & 7
-    if code > 7:
-        code = Int32(7)
-    if magnitude <= 0x7F800000:
+    if not nan:
         code = code | ((bits >> 28) & 8)
     return code
 

@@ -5,7 +5,7 @@ May import: the standard library only, so that planning needs neither the DSL no
 
 from dataclasses import dataclass
 
-REGISTER_FILE = 65536
+# Bytes of shared memory that one block may have.
 SHARED_MEMORY = 232448
 
 

@@ -1,0 +1,148 @@
+"""The decode arithmetic: every element code with every scale code, against ml_dtypes in float64.
+
+May import numpy, ml_dtypes, and the model beside this file.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+_spec = importlib.util.spec_from_file_location(
+    "decode_model", Path(__file__).with_name("decode_model.py")
+)
+model = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(model)
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def element_values(name):
+    if name == "float4_e2m1fn":
+        return E2M1
+    return np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, name)).astype(np.float64)
+
+
+def scale_values(name):
+    codes = np.arange(256, dtype=np.uint8)
+    if name == "float8_e8m0fnu":
+        return np.where(codes == 255, np.nan, np.exp2(codes.astype(np.float64) - 127))
+    return codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+
+
+def expected(element, scale):
+    """(codes, scales): element * scale, rounded once."""
+    with np.errstate(all="ignore"):
+        return model.round_bf16(element_values(element)[:, None] * scale_values(scale)[None, :])
+
+
+def expanded(name):
+    """(values, fields) of every code as the device finds them: bits in BF16 position."""
+    element = model.ELEMENTS[name]
+    count = 1 << element.bits
+    per_word = 32 // element.bits
+    values, fields = np.zeros(count, np.uint32), np.zeros(count, np.uint32)
+    codes = np.arange(count, dtype=np.uint32)
+    # A word whose element i is code + i, so that neighbours differ.
+    word = np.zeros(count, np.uint32)
+    for i in range(per_word):
+        word |= ((codes + i) % count) << np.uint32(element.bits * i)
+    for pair in range(per_word // 2):
+        value, field = element.expand(word, pair)
+        for half, position in enumerate(element.positions(pair)):
+            at = (codes + position) % count
+            if pair or half:
+                np.testing.assert_array_equal(values[at], value[half])
+            values[at], fields[at] = value[half], field[half]
+    return values, fields
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_fp8_fast_path_is_exact_where_it_is_taken(name):
+    element = model.ELEMENTS[name]
+    values, fields = expanded(name)
+    codes = np.arange(256)
+    special = model.is_special(element, fields[:, None], codes[None, :])
+    got = model.scaled(element, values[:, None], model.fast_factor(element, codes)[None, :])
+    want = expected(name, "float8_e8m0fnu")
+    np.testing.assert_array_equal(got[~special], want[~special])
+    # The exact path is for NaN, Inf and scales of 2^8 and more: nothing that data usually has.
+    odd = ~np.isfinite(element_values(name))
+    np.testing.assert_array_equal(special, odd[:, None] | (codes >= 255 - element.gap)[None, :])
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_fp8_exact_path(name):
+    """FP16 holds every element, FP32 the product with a power of two: one rounding is left."""
+    half = element_values(name).astype(np.float16).astype(np.float32)
+    scale = model.bf16_value(model.exact_factor(np.arange(256))).astype(np.float32)
+    with np.errstate(all="ignore"):
+        product = half[:, None] * scale[None, :]
+    np.testing.assert_array_equal(
+        model.round_bf16(product.astype(np.float64)), expected(name, "float8_e8m0fnu")
+    )
+
+
+@pytest.mark.parametrize("scale", ["float8_e8m0fnu", "float8_e4m3fn"])
+def test_fp4(scale):
+    values, _ = expanded("float4_e2m1fn")
+    codes = np.arange(256)
+    if scale == "float8_e8m0fnu":
+        factor = model.exact_factor(codes)
+    else:
+        # The conversion through FP16 and FP32 is exact: e4m3 fits BF16.
+        factor = scale_values(scale).astype(np.float32).view(np.uint32) >> np.uint32(16)
+    got = model.scaled(model.ELEMENTS["float4_e2m1fn"], values[:, None], factor[None, :])
+    np.testing.assert_array_equal(got, expected("float4_e2m1fn", scale))
+
+
+def test_e2m1_rounding():
+    """Every tie and its neighbours, all magnitudes, Inf and NaN: nearest even, +6 for NaN."""
+    ties = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0], np.float32)
+    near = [np.nextafter(ties, np.float32(side)) for side in (0, 10)]
+    spread = np.exp2(np.linspace(-149, 127.9, 4001)).astype(np.float32)
+    x = np.concatenate([ties, *near, spread, np.float32([0.0, np.inf])])
+    x = np.concatenate([x, -x])
+    distance = np.abs(np.minimum(np.abs(x), 6)[:, None].astype(np.float64) - E2M1[None, :8])
+    # Codes in the order even, odd: of two equally near ones argmin takes the even one.
+    order = np.array([0, 2, 4, 6, 1, 3, 5, 7])
+    want = order[distance[:, order].argmin(axis=1)] | (np.signbit(x) << 3)
+    np.testing.assert_array_equal(model.e2m1_code(x), want)
+    nan = np.array([0x7FFFFFFF, 0x7F800001, -1, -0x007FFFFF], np.int32).view(np.float32)
+    np.testing.assert_array_equal(model.e2m1_code(nan), 7)
+
+
+def test_the_model_has_the_device_constants():
+    pytest.importorskip("cutlass")
+    from cudnn_core.hopper import decode
+
+    for name, element in decode.ELEMENTS.items():
+        assert vars(element) == vars(model.ELEMENTS[name])
+
+
+@pytest.mark.parametrize(
+    ("element", "scale", "vec"),
+    [
+        ("float8_e4m3fn", "float8_e8m0fnu", 32),
+        ("float4_e2m1fn", "float8_e8m0fnu", 32),
+        ("float4_e2m1fn", "float8_e4m3fn", 16),
+    ],
+)
+def test_each_element_of_a_chunk_meets_one_k_position_and_its_own_scale(element, scale, vec):
+    pytest.importorskip("cutlass")
+    from cudnn_core.hopper.decode import Decoder
+
+    decoder = Decoder(element, scale, vec)
+    per_word = 32 // decoder.bits
+    met = {}
+    for half in range(decoder.halves):
+        for step in range(4):
+            word = step if decoder.bits == 8 else 2 * half + step // 2
+            for upper in range(2):
+                pair = upper if decoder.bits == 8 else 2 * (step % 2) + upper
+                for position in model.ELEMENTS[element].positions(pair):
+                    met[word * per_word + position] = decoder.scale_of(half)
+    assert sorted(met) == list(range(decoder.chunk_elements))
+    assert all(block == index // vec for index, block in met.items())

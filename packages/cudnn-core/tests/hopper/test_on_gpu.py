@@ -1,0 +1,132 @@
+"""The block-scaled kernel on the device: every code, every tile, few blocks for many tiles.
+
+May import torch, numpy, the project's kernels, and the independent model of cudnn_core.testing.
+"""
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cudnn_core.hopper.config import BlockScaledGemm, TileConfig
+from cudnn_core.testing import gemm
+
+pytestmark = pytest.mark.gpu
+
+TILES = {
+    "256x128": TileConfig(),
+    "128x128": TileConfig(bm=128),
+    "128x128 promoted": TileConfig(bm=128, promote_k=128),
+    "128x64": TileConfig(bm=128, bn=64),
+    "64x64": TileConfig(bm=64, bn=64, warpgroups=1),
+}
+
+
+@functools.cache
+def compiled(config):
+    from cudnn_core import jit
+    from cudnn_core.hopper import block_scaled
+
+    return jit.compile_kernel(
+        lambda: (block_scaled.kernel(config), block_scaled.fake_args(config), "")
+    ).call
+
+
+def config_of(case, **changes):
+    recipe = case.format
+    config = BlockScaledGemm(
+        recipe.element,
+        recipe.element,
+        recipe.scale,
+        recipe.vec,
+        c_dtype=case.c_dtype,
+        a_major=case.a_major,
+        b_major="n" if case.b_major == "n" else "k",
+        c_major=case.c_major,
+        batched=case.l > 1,
+    )
+    return replace(config, **changes)
+
+
+def run(data, blocks=132, outer=False, **changes):
+    """(C as (L, M, N) float64, amax as an array) of one call."""
+    torch = pytest.importorskip("torch")
+    case = data.case
+    call = compiled(config_of(case, **changes))
+    a, b, sfa, sfb = data.inputs("cuda")
+    guarded = gemm.Guarded(case, "cuda")
+    c = guarded.tensor
+    amax = torch.full((1, 1, 1), float("-inf"), device="cuda")
+    if outer:
+        a, b, c = (x.permute(2, 0, 1) for x in (a, b, c))
+        amax = torch.full((case.l, 1, 1), float("-inf"), device="cuda")
+    call(a, b, sfa, sfb, c, amax, blocks, torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    guarded.assert_guards()
+    return gemm.values(guarded.tensor, case.c_dtype), gemm.host(amax).ravel()
+
+
+@pytest.mark.parametrize("specials", [False, True], ids=["ordinary", "with NaN and Inf"])
+@pytest.mark.parametrize("side", ["a", "b"])
+@pytest.mark.parametrize("recipe", gemm.RECIPES)
+def test_every_element_code_with_every_scale_code(recipe, side, specials):
+    """Row r of one side has all element codes under scale code r; the other side is the identity."""
+    case = gemm.Case(256, 256, 256, recipe=recipe)
+    form = case.format
+    table = gemm.table(form.element)
+    codes = np.tile((np.arange(256) % len(table)).astype(np.uint8), (1, 256, 1))
+    usual = np.where(np.isfinite(table), np.arange(len(table)), 0).astype(np.uint8)
+    # Specials in some rows only: their neighbours in a warp must not change.
+    rows = np.s_[:, 1::8] if specials else np.s_[:, :0]
+    kept = codes[rows].copy()
+    codes = usual[codes]
+    codes[rows] = kept
+    scales = np.tile(np.arange(256, dtype=np.uint8)[None, :, None], (1, 1, case.blocks))
+    one = gemm.encode(np.float64(1.0), form.element)
+    identity = (np.eye(256, dtype=np.uint8) * one)[None]
+    ones = np.full_like(scales, gemm.encode(np.float64(1.0), "float8_e4m3fn"))
+    if form.scale == "float8_e8m0fnu":
+        ones = np.full_like(scales, 127)
+    sides = (codes, identity, scales, ones) if side == "a" else (identity, codes, ones, scales)
+    data = gemm.Data(case, *sides)
+    c, _ = run(data)
+    np.testing.assert_array_equal(c, data.accumulator())
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8_e5m2", "mxfp4", "mxfp4_16", "nvfp4"])
+@pytest.mark.parametrize("tile", TILES)
+def test_each_tile_with_many_items_for_a_block(tile, recipe):
+    """Three blocks walk all tiles: rings, staging and accumulators are used again and again."""
+    data = gemm.exact(gemm.Case(520, 200, 288, 2, recipe=recipe))
+    c, amax = run(data, blocks=3, tile=TILES[tile])
+    np.testing.assert_array_equal(c, data.expected())
+    np.testing.assert_array_equal(amax, [data.amax()])
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+def test_batch_outermost_with_amax_per_batch(recipe):
+    case = gemm.Case(300, 160, 224, 3, recipe=recipe, scale_view="physical")
+    data = gemm.exact(case)
+    changes = {"batch": "outer", "amax": "per_batch"}
+    forms = {"sfa_form": "physical", "sfb_form": "physical"}
+    c, amax = run(data, blocks=5, outer=True, **changes, **forms)
+    np.testing.assert_array_equal(c, data.expected())
+    np.testing.assert_array_equal(amax, np.abs(data.accumulator()).max(axis=(1, 2)))
+
+
+@pytest.mark.parametrize("c_store", ["tma", "direct"])
+@pytest.mark.parametrize("c_dtype", ["float32", "float16", "float8_e4m3fn", "float4_e2m1fn"])
+def test_infinite_and_nan_results(c_dtype, c_store):
+    """Rows of +Inf, NaN, -Inf, a large number and an ordinary one, in every kind of output."""
+    case = gemm.Case(64, 64, 128, recipe="mxfp4", c_dtype=c_dtype)
+    codes, scales = np.full((1, 64, 128), 2, np.uint8), np.full((1, 64, 4), 127, np.uint8)
+    codes[:, 0], scales[:, 0] = 7, 254
+    scales[:, 1] = 255
+    codes[:, 2], scales[:, 2] = 15, 254
+    scales[:, 3] = 187
+    plain = np.full_like(codes, 2), np.full_like(scales, 127)
+    data = gemm.Data(case, codes, plain[0], scales, plain[1])
+    c, amax = run(data, c_store=c_store)
+    np.testing.assert_array_equal(c, data.expected())
+    assert np.isnan(amax).all()

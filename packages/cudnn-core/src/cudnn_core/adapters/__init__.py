@@ -20,7 +20,9 @@ def adapter_of(x: Any) -> Adapter | None:
         if name is None:
             return None
         found = _adapter(name)
-        if name != "metadata":  # a foreign type may be anything: each object of it is looked at
+        # A foreign type may be anything: each object of it is looked at. A subclass of torch's tensor may come
+        # out of a trace, whose guards on this table must still hold when the trace is done.
+        if name in ("numpy", "jax") or (name == "torch" and type(x) is sys.modules["torch"].Tensor):
             _by_type[type(x)] = found
     return found
 

@@ -76,9 +76,19 @@ RAGGED = [
     Case(129, 40, 192, 2, "mxfp4_16", c_dtype="float4_e2m1fn"),
     Case(129, 35, 192, 2, "nvfp4", c_dtype="float8_e4m3fn"),
 ]
+# Batches enough that the larger tiles are chosen, and sums long enough to be promoted.
+TILES = [Case(300, 264, 608, 17, recipe) for recipe in RECIPES]
+TILES += [Case(300, 264, 608, 12, recipe) for recipe in ("mxfp8", "nvfp4")]
+TILES += [
+    Case(272, 272, 336, 17, "mxfp8", "m", "n", "bfloat16", "m"),
+    Case(129, 136, 352, 50, "nvfp4", c_dtype="float16", c_major="m"),
+    Case(300, 160, 352, 26, "nvfp4", c_dtype="float4_e2m1fn"),
+    Case(300, 35, 352, 50, "nvfp4", c_dtype="bfloat16"),
+]
+TILES += [Case(300, 72, 8224, 1, recipe) for recipe in ("mxfp8", "nvfp4")]
 
 
-@pytest.mark.parametrize("case", PAIRS + MAJORS + OUTPUTS + VIEWS + RAGGED, ids=str)
+@pytest.mark.parametrize("case", PAIRS + MAJORS + OUTPUTS + VIEWS + RAGGED + TILES, ids=str)
 def test_formats_and_layouts(case):
     data = exact(case, seed=1)
     assert_matches(run(data), data)

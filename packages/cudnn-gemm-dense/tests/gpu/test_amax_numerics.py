@@ -3,8 +3,6 @@
 Where data is `exact`, sums are exact in FP32 in any order, so C and amax must equal the model bit for bit.
 """
 
-# ruff: noqa: E402 - what follows the framework's import needs it
-
 import numpy as np
 import pytest
 
@@ -113,7 +111,7 @@ def test_formats_and_layouts(case):
             (256, 128, 64),
             (257, 132, 4128),
         ]
-        for l in (1, 2)  # noqa: E741
+        for l in (1, 2)
         if m * l < 2000
     ],
     ids=str,
@@ -142,7 +140,7 @@ def test_any_n(case, n):
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
 @pytest.mark.parametrize("m, n, k, l", [(0, 8, 64, 2), (8, 0, 64, 2), (8, 8, 0, 2), (8, 8, 64, 0)])
-def test_empty(recipe, m, n, k, l):  # noqa: E741
+def test_empty(recipe, m, n, k, l):
     data = exact(Case(m, n, k, l, recipe))
     assert_matches(run(data), data)
     for prior in (-5.0, 3.0, NAN):

@@ -86,7 +86,7 @@ def test_fp4_first_code_is_the_low_nibble():
 @pytest.mark.parametrize("scale_view", ["logical", "physical"])
 @pytest.mark.parametrize("l", [1, 3])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_operand_pair(recipe, l, scale_view):  # noqa: E741
+def test_every_operand_pair(recipe, l, scale_view):
     """R >= 2 and Q >= 2 on both sides, random scales, K/vec no multiple of 4."""
     data = any_codes(Case(130, 136, 352, l, recipe, scale_view=scale_view))
     c, amax = run(data)
@@ -102,7 +102,7 @@ def test_every_operand_pair(recipe, l, scale_view):  # noqa: E741
 @pytest.mark.parametrize("b_major", "kn")
 @pytest.mark.parametrize("a_major", "km")
 @pytest.mark.parametrize("recipe", FP8)
-def test_fp8_majors(recipe, a_major, b_major, c_major, l):  # noqa: E741
+def test_fp8_majors(recipe, a_major, b_major, c_major, l):
     case = Case(48, 64, 80, l, recipe, a_major, b_major, "bfloat16", c_major)
     assert_matches(run(exact(case)), exact(case))
 

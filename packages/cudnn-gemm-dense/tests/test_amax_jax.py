@@ -1,7 +1,5 @@
 """GEMM + amax on JAX CPU arrays: eager, jit, vmap, jit of vmap, nested vmap; what JAX cannot ask for."""
 
-# ruff: noqa: E402 - what follows the framework's import needs it
-
 import logging
 
 import numpy as np

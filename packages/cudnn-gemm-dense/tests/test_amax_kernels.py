@@ -96,10 +96,12 @@ COVER = [Plan("dense/amax", "hopper", "sm_90a", config(made)) for made in pairwi
 
 
 def label(plan):
-    """The properties that are not the default's."""
-    usual = BlockScaledGemm("", "", "", 0)
+    """The properties that are not the default's, and the tile."""
+    usual, tile = BlockScaledGemm("", "", "", 0), plan.config.tile
     values = ((f.name, getattr(plan.config, f.name)) for f in fields(plan.config))
-    return "-".join(str(v) for n, v in values if v != getattr(usual, n) and not n.startswith("b_d"))
+    skipped = ("b_dtype", "tile")
+    texts = [str(v) for n, v in values if n not in skipped and v != getattr(usual, n)]
+    return "-".join([*texts, f"{tile.bm}x{tile.bn}{'p' if tile.promote_k else ''}"])
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """GEMM + amax on torch CPU tensors: eager, class, torch.compile, dispatch modes, subclasses, parameters."""
 
-# ruff: noqa: E402 - what follows the framework's import needs it
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """GEMM + amax from JAX on a Hopper GPU: eager, jit, vmap, jit of vmap, against the float64 model."""
 
-# ruff: noqa: E402 - what follows the framework's import needs it
-
 import numpy as np
 import pytest
 

@@ -3,8 +3,6 @@
 Where data is `exact`, sums are exact in FP32 in any order, so C and amax must equal the model bit for bit.
 """
 
-# ruff: noqa: E402 - what follows the framework's import needs it
-
 import numpy as np
 import pytest
 
@@ -76,9 +74,19 @@ RAGGED = [
     Case(129, 40, 192, 2, "mxfp4_16", c_dtype="float4_e2m1fn"),
     Case(129, 35, 192, 2, "nvfp4", c_dtype="float8_e4m3fn"),
 ]
+# Batches enough that the larger tiles are chosen, and sums long enough to be promoted.
+TILES = [Case(300, 264, 608, 17, recipe) for recipe in RECIPES]
+TILES += [Case(300, 264, 608, 12, recipe) for recipe in ("mxfp8", "nvfp4")]
+TILES += [
+    Case(272, 272, 336, 17, "mxfp8", "m", "n", "bfloat16", "m"),
+    Case(129, 136, 352, 50, "nvfp4", c_dtype="float16", c_major="m"),
+    Case(300, 160, 352, 26, "nvfp4", c_dtype="float4_e2m1fn"),
+    Case(300, 35, 352, 50, "nvfp4", c_dtype="bfloat16"),
+]
+TILES += [Case(300, 72, 8224, 1, recipe) for recipe in ("mxfp8", "nvfp4")]
 
 
-@pytest.mark.parametrize("case", PAIRS + MAJORS + OUTPUTS + VIEWS + RAGGED, ids=str)
+@pytest.mark.parametrize("case", PAIRS + MAJORS + OUTPUTS + VIEWS + RAGGED + TILES, ids=str)
 def test_formats_and_layouts(case):
     data = exact(case, seed=1)
     assert_matches(run(data), data)
@@ -103,7 +111,7 @@ def test_formats_and_layouts(case):
             (256, 128, 64),
             (257, 132, 4128),
         ]
-        for l in (1, 2)  # noqa: E741
+        for l in (1, 2)
         if m * l < 2000
     ],
     ids=str,
@@ -132,7 +140,7 @@ def test_any_n(case, n):
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
 @pytest.mark.parametrize("m, n, k, l", [(0, 8, 64, 2), (8, 0, 64, 2), (8, 8, 0, 2), (8, 8, 64, 0)])
-def test_empty(recipe, m, n, k, l):  # noqa: E741
+def test_empty(recipe, m, n, k, l):
     data = exact(Case(m, n, k, l, recipe))
     assert_matches(run(data), data)
     for prior in (-5.0, 3.0, NAN):

@@ -1,7 +1,5 @@
 """GEMM + amax on a Hopper GPU: streams, graphs, threads, devices, memory, repeatability, refusals, cold processes."""
 
-# ruff: noqa: E402 - what follows the framework's import needs it
-
 import gc
 import json
 import subprocess

@@ -34,8 +34,10 @@ def choice(name: str, default: Any, allowed: Iterable[Any], of_output: bool = Fa
         for candidate in values:
             if type(candidate) is type(value) and candidate == value:
                 return candidate
-        if hasattr(value, "__index__") and type(value) is not bool and index(value) in values:
-            return index(value)
+        if hasattr(value, "__index__") and type(value) is not bool:
+            for candidate in values:
+                if type(candidate) is int and candidate == index(value):
+                    return candidate
         raise ValueError(mismatch(argument, one_of(map(repr, values)), repr(value)))
 
     return Attribute(name, default, parse, of_output)

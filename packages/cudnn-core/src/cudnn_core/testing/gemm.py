@@ -56,7 +56,7 @@ class Case:
     m: int
     n: int
     k: int
-    l: int = 1  # noqa: E741 - M, N, K, L are the names of the axes
+    l: int = 1
     recipe: str = "mxfp8"
     a_major: str = "k"
     b_major: str = "k"

@@ -1,0 +1,146 @@
+"""The JAX door on a toy operation: one primitive, every way of mapping it, and what it refuses."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp
+
+from cudnn_core.doors import jax_primitive
+from cudnn_core.testing.toy import OP, toy
+
+
+@pytest.fixture(autouse=True)
+def on_the_host():
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
+def call(x, w, *attributes):
+    return OP.call_jax((x, w), attributes)
+
+
+def arrays(*leading, m=5, n=4, k=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        jnp.asarray(rng.integers(-4, 5, (*leading, rows, k, 1)).astype(np.float32))
+        for rows in (m, n)
+    ]
+
+
+def check(y, top, x, w):
+    """y (..., M, N, 1) and top (..., 1, 1, 1) against NumPy, operands broadcast over leading axes."""
+    want = np.einsum("...mkl,...nkl->...mnl", np.asarray(x), np.asarray(w))
+    np.testing.assert_array_equal(np.asarray(y), want)
+    largest = np.abs(want).max(axis=(-3, -2, -1), initial=0)
+    np.testing.assert_array_equal(np.asarray(top)[..., 0, 0, 0], largest)
+
+
+def test_there_is_one_primitive():
+    assert jax_primitive.primitive(OP) is jax_primitive.primitive(OP)
+    assert jax_primitive.primitive(OP).name == "toy"
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_direct_calls(wrap):
+    x, w = arrays()
+    check(*wrap(call)(x, w), x, w)
+
+
+def test_eager_calls_are_compiled_once():
+    x, w = arrays(m=6)
+    call(x, w)
+    text = jax.make_jaxpr(call)(x, w)
+    assert [e.primitive.name for e in text.eqns] == ["toy"]
+
+
+def test_static_options_reach_the_engine():
+    x, w = arrays()
+    y, _ = call(x, w, "n", "float16", "minus")
+    assert y.dtype == jnp.float16
+    np.testing.assert_array_equal(np.asarray(y, np.float32), -np.asarray(call(x, w)[0]))
+
+
+@pytest.mark.parametrize("mapped", [(0, 0), (0, None), (None, 0)], ids=str)
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_vmap(wrap, mapped):
+    x, w = (a if axis == 0 else a[0] for a, axis in zip(arrays(3), mapped, strict=True))
+    check(*wrap(jax.vmap(call, in_axes=mapped))(x, w), x, w)
+
+
+MAPS = [(0, 0), (0, None), (None, 0)]
+
+
+@pytest.mark.parametrize("levels", list(itertools.product(MAPS, repeat=3)), ids=str)
+def test_three_levels_of_vmap(levels):
+    """Every way in which three levels can map one operand, the other or both."""
+    sizes = (2, 3, 2)
+    operands = []
+    for index, a in enumerate(arrays(*sizes)):
+        # A level that does not map the operand takes index 0 and keeps no axis.
+        place = tuple(slice(None) if level[index] == 0 else 0 for level in levels)
+        operands.append(a[place])
+    function = call
+    for level in reversed(levels):
+        function = jax.vmap(function, in_axes=level)
+    y, top = jax.jit(function)(*operands)
+    full = []
+    for index, a in enumerate(arrays(*sizes)):
+        place = tuple(slice(None) if level[index] == 0 else slice(0, 1) for level in levels)
+        full.append(np.broadcast_to(np.asarray(a[place]), (*sizes, *a.shape[3:])))
+    check(y, top, *full)
+
+
+def test_vmap_of_jit_of_vmap():
+    x, w = arrays(2, 3)
+    check(*jax.vmap(jax.jit(jax.vmap(call)))(x, w), x, w)
+
+
+def test_other_axes():
+    x, w = arrays(3)
+    y, top = jax.vmap(call, in_axes=(2, 1), out_axes=(1, 0))(
+        jnp.moveaxis(x, 0, 2), jnp.moveaxis(w, 0, 1)
+    )
+    check(jnp.moveaxis(y, 1, 0), top, x, w)
+
+
+@pytest.mark.parametrize("change", [{"m": 0}, {"n": 0}, {"k": 0}])
+def test_empty(change):
+    x, w = arrays(**change)
+    check(*jax.jit(call)(x, w), x, w)
+    x, w = arrays(3, **change)
+    check(*jax.vmap(call)(x, w), x, w)
+
+
+def test_scan_and_cond():
+    """Inside control flow, where a primitive meets other transformations."""
+    x, w = arrays(4)
+
+    def step(carry, xw):
+        y, top = jax.lax.cond(carry >= 0, lambda: call(*xw), lambda: call(xw[0] * 0, xw[1]))
+        return carry + 1, (y, top)
+
+    _, (y, top) = jax.jit(lambda: jax.lax.scan(step, 0, (x, w)))()
+    check(y, top, x, w)
+
+
+def test_what_is_refused():
+    x, w = arrays()
+    with pytest.raises(ValueError, match="y_major: expected 'n' .*row-major"):
+        call(x, w, "m")
+    with pytest.raises(ValueError, match=r"x_tensor: expected batch extent L = 1 \(use jax.vmap"):
+        call(jnp.concatenate([x, x], -1), w)
+    with pytest.raises(ValueError, match=r"w_tensor: expected K = 3"):
+        jax.jit(call)(x, w[:, :2])
+    with pytest.raises(ValueError, match="w_tensor: expected a tensor, got None"):
+        call(x, None)
+    with pytest.raises(
+        ValueError, match="w_tensor: expected a jax array, as x_tensor is, got a numpy"
+    ):
+        call(x, np.asarray(w))
+    with pytest.raises(ValueError, match="stream: expected None, because JAX"):
+        toy(x, w, stream=0)
+    with pytest.raises(NotImplementedError, match="Differentiation rule for 'toy' not implemented"):
+        jax.grad(lambda x: call(x, w)[0].sum())(x)

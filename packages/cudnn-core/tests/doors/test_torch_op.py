@@ -1,0 +1,123 @@
+"""The torch door on a toy operation: schema, registration, compiled calls, opcheck, what it refuses."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from cudnn_core.doors import torch_op
+from cudnn_core.testing.toy import OP, toy
+
+
+def operands(m=5, n=4, k=3, batches=2, seed=0):
+    rng = np.random.default_rng(seed)
+    make = lambda rows: torch.from_numpy(rng.integers(-4, 5, (batches, rows, k)).astype(np.float32))  # noqa: E731
+    return make(m).permute(1, 2, 0), make(n).permute(1, 2, 0)
+
+
+def expected(x, w):
+    return torch.einsum("mkl,nkl->mnl", x, w)
+
+
+def registered():
+    torch_op.register(OP.qualified)
+    return torch.ops.cudnn_core_toy.toy.default
+
+
+@pytest.fixture
+def counter():
+    torch._dynamo.reset()
+    return CompileCounterWithBackend("aot_eager")
+
+
+def test_the_schema_is_the_contract():
+    text = torch_op.schema(OP)
+    assert text == (
+        '(Tensor x_tensor, Tensor w_tensor, str y_major="n", str y_dtype="float32", str sign="plus", int width=32, '
+        'str batch="last", str amax="global") -> (Tensor, Tensor)'
+    )
+    assert str(registered()._schema).startswith("cudnn_core_toy::toy(Tensor x_tensor")
+
+
+@pytest.mark.parametrize(
+    "default, text",
+    [
+        (1.5, ("float", "1.5")),
+        (True, ("bool", "True")),
+        (None, ("int[]?", "None")),
+        (3, ("int", "3")),
+    ],
+)
+def test_types_of_the_schema(default, text):
+    assert torch_op._schema_type(default) == text
+    with pytest.raises(TypeError, match="no torch schema type"):
+        torch_op._schema_type(object())
+
+
+def test_registration_happens_once():
+    assert registered() is registered()
+
+
+def test_the_op_computes_what_the_wrapper_does():
+    x, w = operands()
+    y, top = registered()(x, w, "m", "float16", "minus")
+    eager = toy(x, w, "m", "float16", "minus")
+    assert y.stride() == eager[0].stride() and y.dtype is torch.float16
+    torch.testing.assert_close(y, eager[0], rtol=0, atol=0)
+    assert top.item() == eager[1].item() == expected(x, w).abs().max()
+
+
+@pytest.mark.parametrize("m", [1, 5])
+def test_opcheck(m):
+    x, w = operands(m)
+    torch.library.opcheck(registered(), (x, w), {"y_dtype": "bfloat16", "y_major": "m"})
+
+
+def test_compiled_calls_with_dynamic_sizes(counter):
+    def call(x, w):
+        result = toy(x, w, "n", "float32", "minus")
+        y, top = result
+        return y + 1, top, result["y_tensor"] is y
+
+    make = torch.compile(call, fullgraph=True, backend=counter, dynamic=True)
+    for m in (5, 7, 2, 1, 0, 9):
+        x, w = operands(m)
+        y, top, same = make(x, w)
+        assert same is True
+        torch.testing.assert_close(y, 1 - expected(x, w), rtol=0, atol=0)
+        assert top.item() == (expected(x, w).abs().max().item() if m else 0.0)
+    assert counter.frame_count <= 3  # 0 and 1 are special to torch
+
+
+@pytest.mark.parametrize("spelling", ["float16", torch.float16, np.float16])
+def test_compiled_calls_take_dtypes_in_every_spelling(counter, spelling):
+    x, w = operands()
+    make = torch.compile(lambda x, w: toy(x, w, "n", spelling)[0], backend=counter)
+    assert make(x, w).dtype is torch.float16
+
+
+def test_an_explicit_stream_is_for_plain_eager_calls(counter):
+    x, w = operands()
+    make = torch.compile(lambda x, w: toy(x, w, stream=0)[0], fullgraph=True, backend=counter)
+    with pytest.raises(Exception, match="stream: expected None inside torch.compile"):
+        make(x, w)
+
+
+def test_the_fake_kernel_is_the_contract(counter):
+    x, w = operands()
+    make = torch.compile(lambda x, w: toy(x, w)[0], fullgraph=True, backend=counter)
+    with pytest.raises(Exception, match=r"w_tensor: expected K = 3 \(from x_tensor\), got K = 2"):
+        make(x, w[:, :2].contiguous())
+
+
+def test_no_gradient_is_invented():
+    """A plain call gives results without gradients; through the op, torch says in backward that there are none."""
+    x, w = operands()
+    x = x.clone().requires_grad_()
+    assert not toy(x, w)[0].requires_grad
+    y, _ = registered()(x, w)
+    with pytest.warns(UserWarning, match="autograd kernel was not registered"):
+        y.sum().backward()
+    assert x.grad is None

@@ -40,12 +40,14 @@ class Prepared:
         "executable",
         "launch",
         "names",
+        "op",
         "problem",
         "scalars",
     )
 
     def __init__(self, op: Op, adapter: Adapter, problem: Problem) -> None:
         engine = select(op.engines, problem)
+        self.op = op
         self.adapter = adapter
         self.problem = problem
         self.device = problem.device
@@ -59,16 +61,22 @@ class Prepared:
         )
 
     def __call__(self, inputs: Sequence[Any], stream: Any) -> TupleDict:
-        if stream is None:
-            outputs = [make() for make in self.allocate]
-            self.launch((*inputs, *outputs), None)
-        else:
+        if stream is not None:
             # Inside, so that the outputs belong to the stream and their fill comes before the kernel.
             with self.adapter.on_stream(stream, self.device):
-                outputs = [make() for make in self.allocate]
-                self.launch((*inputs, *outputs), stream)
-                # The caller may drop its tensors before the stream has read them.
-                self.adapter.keep_alive(inputs, self.adapter.stream_handle(stream, self.device))
+                outputs = self._run(inputs, stream)
+            # The caller may drop its tensors before the stream has read them.
+            self.adapter.keep_alive(inputs, self.adapter.stream_handle(stream, self.device))
+            return outputs
+        return self._run(inputs, None)
+
+    def _run(self, inputs: Sequence[Any], stream: Any) -> TupleDict:
+        outputs = [make() for make in self.allocate]
+        try:
+            self.launch((*inputs, *outputs), stream)
+        except (TypeError, ValueError):
+            explain(self.op, (*inputs, *outputs))
+            raise
         return TupleDict(zip(self.names, outputs, strict=True))
 
 
@@ -89,7 +97,7 @@ def launcher(
 
     else:
         call = getattr(executable, "call", executable)
-        launch = explained(op, adapter.launcher(call, problem.device, engine.scalars(problem)))
+        launch = adapter.launcher(call, problem.device, engine.scalars(problem))
         restrided = odd_strides(op, problem)
         if restrided:
             plain = launch
@@ -103,23 +111,15 @@ def launcher(
     return launch
 
 
-def explained(op: Op, launch: Callable[[Sequence[Any], Any], None]):
-    """`launch`, whose refusals of an argument are told in the contract's words where it has them."""
-
-    def explaining(tensors: Sequence[Any], stream: Any) -> None:
-        try:
-            launch(tensors, stream)
-        except (TypeError, ValueError):
-            names = [operand.name for operand in op.contract.operands]
-            adapter, _ = common(dict(zip(names, tensors, strict=True)), op.short_name)
-            for name, x in zip(names, tensors, strict=True):
-                pointer = adapter.data_pointer(x)
-                if pointer % 16 and not isinstance(op.contract.operand(name), ScalarTensor):
-                    expected = "a base address that is a multiple of 16 bytes"
-                    raise ValueError(mismatch(name, expected, hex(pointer))) from None
-            raise
-
-    return explaining
+def explain(op: Op, tensors: Sequence[Any]) -> None:
+    """After an executable refused its arguments: the same refusal in the contract's words, where it has them."""
+    names = [operand.name for operand in op.contract.operands]
+    adapter, _ = common(dict(zip(names, tensors, strict=True)), op.short_name)
+    for operand, x in zip(op.contract.operands, tensors, strict=True):
+        pointer = adapter.data_pointer(x)
+        if pointer % 16 and not isinstance(operand, ScalarTensor):
+            expected = "a base address aligned to 16 bytes"
+            raise ValueError(mismatch(operand.name, expected, f"address {pointer:#x}"))
 
 
 def full_shape(operand: Any, desc: Any) -> tuple[int, ...]:
@@ -337,13 +337,15 @@ class OpClass(APIBase):
         launch = self._launchers.get(type(tensors[0]))
         if launch is None:
             launch = self._launcher(tensors)
-        for index, shape in self._shapes:
-            if getattr(tensors[index], "shape", None) != shape:
-                tensors = self._reshaped(tensors, index, shape)
         try:
+            for index, shape in self._shapes:
+                if tensors[index].shape != shape:
+                    tensors = self._reshaped(tensors, index, shape)
             launch(tensors, stream)
-        except (TypeError, ValueError):
+        except (AttributeError, TypeError, ValueError):
+            # A refusal by the executable, or an absent tensor: told in the contract's words.
             self._verify(tensors)
+            explain(self.op, tensors)
             raise
 
     def _launcher(self, tensors: tuple[Any, ...]) -> Callable[[Sequence[Any], Any], None]:
@@ -370,11 +372,7 @@ class OpClass(APIBase):
     def _reshaped(self, tensors: tuple[Any, ...], index: int, shape: tuple[int, ...]):
         """`tensors` with a scalar seen in its full rank; ValueError if extents differ, or for a scale factor."""
         x, operand = tensors[index], self.op.contract.operands[index]
-        if (
-            x is None
-            or not isinstance(operand, ScalarTensor)
-            or math.prod(x.shape) != math.prod(shape)
-        ):
+        if not isinstance(operand, ScalarTensor) or math.prod(x.shape) != math.prod(shape):
             self._verify(tensors)
         return (*tensors[:index], x.reshape(shape), *tensors[index + 1 :])
 

@@ -21,6 +21,8 @@ PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 # Same-width integers under which NumPy sees what it has no type for.
 BITS = {8: torch.uint8, 16: torch.int16}
 
+# Not public, so another torch may lack it.
+_empty_on_current_gpu = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _thread = threading.local()
@@ -58,6 +60,8 @@ class TorchAdapter(Adapter):
         allocated = torch.uint8 if dtype.is_fp4 else dtype.torch()
         place = torch.device(str(desc.device))
         make = functools.partial(torch.empty_strided, shape, stride, dtype=allocated, device=place)
+        if place.type == "cuda" and _empty_on_current_gpu is not None:
+            make = _quick_empty(make, shape, stride, allocated, place.index)
         if initial is not None and place.type == "cuda" and dtype.bits == 32:
             return _words_on_gpu(make, desc, initial)
         if initial is not None:
@@ -180,6 +184,20 @@ def _filled(
 def _fill_bytes(x: torch.Tensor, byte: int) -> torch.Tensor:
     x.view(torch.uint8).fill_(byte)
     return x
+
+
+def _quick_empty(
+    make: Callable[[], Any], shape: tuple, stride: tuple, dtype: torch.dtype, index: int
+) -> Callable[[], Any]:
+    """`make` through the allocation that torch's own compiler emits: a third of the host time."""
+    current_device = torch._C._cuda_getDevice
+
+    def allocate() -> Any:
+        if current_device() == index:
+            return _empty_on_current_gpu(shape, stride, dtype)
+        return make()
+
+    return allocate
 
 
 def _words_on_gpu(make: Callable[[], Any], desc: TensorDesc, initial: float) -> Callable[[], Any]:

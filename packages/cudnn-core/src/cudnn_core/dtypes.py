@@ -249,7 +249,9 @@ def _resolve_numpy(x: Any) -> DType | None:
             found = np.dtype(x)
         except TypeError:
             return None
-        if found.type is not x:  # an abstract type such as numpy.floating, which older NumPy reads as float64
+        if (
+            found.type is not x
+        ):  # an abstract type such as numpy.floating, which older NumPy reads as float64
             return None
         x = found
     if not isinstance(x, np.dtype) or not x.isnative:

@@ -10,7 +10,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from processes import result  # noqa: E402
+from processes import result
 
 
 @pytest.fixture

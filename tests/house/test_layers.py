@@ -46,7 +46,9 @@ FRAMEWORK_HOMES = {
     "torch": (
         "adapters.torch",
         "doors.torch_op",
+        "formats.bench",
         "formats.torch_impl",
+        "formats.torch_op",
         "formats.kernels",
         "dtypes",
         "cli",

@@ -1,7 +1,7 @@
 """The Hopper kernels of GEMM + amax, compiled for sm_90a without a GPU: instructions, spills, what selects a kernel.
 
 In CI a fixed pairwise cover of the configurations is compiled; `nox -s compile-all` adds every kernel that
-`cudnn compile --everything` would write.
+`cudnn compile --all` would write.
 """
 
 from dataclasses import fields, replace
@@ -136,7 +136,7 @@ def test_machine_code(plan, code):
 
 
 def all_plans():
-    """What `cudnn compile --everything` writes, less what the cover holds."""
+    """What `cudnn compile --all` writes, less what the cover holds."""
     plans = (source.key for _, source in OP.sources(everything=True))
     return list(dict.fromkeys(plan for plan in plans if plan not in COVER))
 

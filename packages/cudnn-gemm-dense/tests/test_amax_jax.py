@@ -143,6 +143,17 @@ def test_weak_types_are_gone():
     assert_matches((c, amax), data)
 
 
+@pytest.mark.parametrize("code", [0, 1, 5, 126, 254, 255])
+def test_scale_bytes(code):
+    """2^-127 is subnormal, which XLA's threads flush and the engine must not; nor may later calls inherit that."""
+    data = exact(physical())
+    data.sfa[0, 3] = code
+    data.sfb[0, 2] = 254 - code if code < 255 else 127
+    for call in (gemm_amax_jax, jax.jit(gemm_amax_jax)):
+        assert_matches(call(*data.inputs("jax")), data)
+    assert_matches(gemm_amax_wrapper(*data.inputs()), data)
+
+
 def test_shapes_without_values():
     data = exact(physical(c_dtype="bfloat16"))
     c, amax = jax.eval_shape(entry(data.case), *data.inputs("jax"))

@@ -1,6 +1,6 @@
 """Engines: who can run a Problem. Selection follows the device; a refusal names every engine and its reason.
 
-May import plan, contract types, device_info and the compile cache; never a framework or an op.
+May import plan, contract types, float_env, device_info and the compile cache; never a framework or an op.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from . import env
 from .contract import Problem, Signature
 from .device_info import device_count, device_info
 from .errors import mismatch
+from .float_env import ieee_arithmetic
 from .plan import Plan
 from .tensor_desc import Device
 
@@ -76,7 +77,8 @@ class ReferenceEngine(Engine):
 
         def run(*arguments: Any) -> None:
             *arrays, _stream = arguments
-            self._function(signature, *arrays)
+            with ieee_arithmetic():
+                self._function(signature, *arrays)
 
         return run
 

@@ -126,6 +126,17 @@ def test_scan_and_cond():
     check(y, top, x, w)
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_subnormal_numbers_survive(wrap):
+    """XLA flushes them to zero in the threads from which it calls back."""
+    x, w = np.full((5, 3, 1), 2.0**-127, np.float32), np.ones((4, 3, 1), np.float32)
+    for function, operands in ((call, (x, w)), (jax.vmap(call), (x[None], w[None]))):
+        y, top = wrap(function)(*map(jnp.asarray, operands))
+        want = np.float32(3 * 2.0**-127).view(np.uint32)
+        assert (np.asarray(y).view(np.uint32) == want).all()
+        assert (np.asarray(top).view(np.uint32) == want).all()
+
+
 def test_what_is_refused():
     x, w = arrays()
     with pytest.raises(ValueError, match="y_major: expected 'n' .*row-major"):

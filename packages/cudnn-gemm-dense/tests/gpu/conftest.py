@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -15,24 +16,32 @@ OP_MODULE = "cudnn_gemm_dense.amax"
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
+def plans_of(case, batched):
+    """The kernel of a case, and the one that `jax.vmap` of it takes."""
+    if 0 in (case.m, case.n, case.k, case.l):
+        return set()
+    plans = {plan_of(OP_MODULE, describe_inputs(case), case.options())}
+    if batched:
+        vmapped = case.options() | {"batch": "outer", "amax": "per_batch"}
+        plans.add(plan_of(OP_MODULE, describe_inputs(replace(case, l=3)), vmapped))
+    return plans
+
+
 @pytest.fixture(scope="session", autouse=True)
 def kernels(request):
     """Every `case` parameter of the collected gpu tests, compiled into the disk cache."""
     if why_no_hopper():
         return
-    cases = set()
+    plans = set()
     for item in request.session.items:
-        parameters = getattr(item, "callspec", None)
-        if item.get_closest_marker("gpu") and parameters:
-            cases.update(v for v in parameters.params.values() if isinstance(v, Case))
-    plans = {
-        plan_of(OP_MODULE, describe_inputs(case), case.options())
-        for case in cases
-        if 0 not in (case.m, case.n, case.k, case.l)
-    }
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if not item.get_closest_marker("gpu"):
+            continue
+        for case in filter(lambda value: isinstance(value, Case), parameters.values()):
+            plans |= plans_of(case, batched="jax" in item.path.name)
     start = time.perf_counter()
     compile_plans(OP_MODULE, sorted(plans, key=repr))
     seconds = time.perf_counter() - start
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        print(f"\n{len(plans)} kernels of {len(cases)} cases ready after {seconds:.1f} s")
+        print(f"\n{len(plans)} kernels ready after {seconds:.1f} s")

@@ -83,7 +83,7 @@ TILES += [
     Case(300, 160, 352, 26, "nvfp4", c_dtype="float4_e2m1fn"),
     Case(300, 35, 352, 50, "nvfp4", c_dtype="bfloat16"),
 ]
-TILES += [Case(300, 72, 8224, 1, recipe) for recipe in ("mxfp8", "nvfp4")]
+TILES += [Case(300, 72, 8224, 1, recipe) for recipe in RECIPES]
 
 
 @pytest.mark.parametrize("case", PAIRS + MAJORS + OUTPUTS + VIEWS + RAGGED + TILES, ids=str)

@@ -373,7 +373,9 @@ def test_misaligned_base_pointer(case, index, name, offset):
     inputs = list(data.inputs("cuda"))
     run(data, inputs)
     inputs[index] = data.inputs("cuda", offset=offset)[index]
-    with pytest.raises(ValueError, match=f"{name}.*align|align.*{name}"):
+    with pytest.raises(
+        ValueError, match=f"{name}: expected a base address that is a multiple of 16 bytes"
+    ):
         run(data, inputs)
 
 
@@ -384,7 +386,9 @@ def test_misaligned_output(case):
     flat = torch.zeros(case.l * case.m * case.n + 4, device="cuda")
     shape, strides = tensors[4].shape, tensors[4].stride()
     shifted = flat[1:].as_strided(shape, strides, storage_offset=1)
-    with pytest.raises(ValueError, match=r"c_tensor.*align|align.*c_tensor"):
+    with pytest.raises(
+        ValueError, match="c_tensor: expected a base address that is a multiple of 16 bytes"
+    ):
         op.execute(*tensors[:4], shifted, tensors[5])
 
 
@@ -442,11 +446,11 @@ COLD = """
 import json, sys, time
 import {framework}
 {setup}
-torch_like_ready = time.perf_counter()
+ready = time.perf_counter()
 from cudnn_gemm_dense import {entry} as call
 c, amax = call(*inputs)
 {wait}
-seconds = time.perf_counter() - torch_like_ready
+seconds = time.perf_counter() - ready
 from cudnn_core import cache
 print(json.dumps(dict(
     seconds=seconds, compiles=cache.compile_count(), dsl="cutlass" in sys.modules, amax=float(amax.sum())
@@ -473,15 +477,16 @@ jnp.ones(1).block_until_ready()
 """
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
 @pytest.mark.parametrize(
-    "case", [Case(300, 264, 608, scale_view=v) for v in ("logical", "physical")], ids=str
+    "framework, case",
+    [("torch", Case(300, 264, 608)), ("jax", Case(300, 264, 608, scale_view="physical"))],
+    ids=str,
 )
-def test_a_second_process_compiles_nothing(case, framework):
+def test_a_second_process_compiles_nothing(framework, case):
     """It imports no DSL, and its first call takes less than a second once its operands exist."""
     pytest.importorskip(framework)
-    if (framework == "jax") != (case.scale_view == "physical"):
-        pytest.skip("the other framework's view")
+    if framework == "jax":
+        pytest.importorskip("jax_tvm_ffi")
     code = COLD.format(
         framework=framework,
         setup=TORCH if framework == "torch" else JAX,

@@ -9,11 +9,11 @@ from itertools import product
 
 import pytest
 
-from cudnn_core.hopper.config import BlockScaledGemm
 from cudnn_core.plan import Plan
 from cudnn_core.testing.gemm import RECIPES, Case, describe_inputs
 from cudnn_core.testing.precompile import machine_codes, pairwise, plan_of
 from cudnn_gemm_dense.amax import CONTRACT, OP
+from cudnn_gemm_dense.config import BlockScaledGemm
 from cudnn_gemm_dense.kernels import PROMOTED, TILES
 
 MODULE = "cudnn_gemm_dense.amax"
@@ -118,7 +118,7 @@ def code(request):
 
 
 def check(plan, counts):
-    from cudnn_core.hopper.block_scaled import expected_instructions
+    from cudnn_gemm_dense.block_scaled import expected_instructions
 
     expected = expected_instructions(plan.config)
     assert {"HGMMA", "UTMALDG"} <= set(expected)

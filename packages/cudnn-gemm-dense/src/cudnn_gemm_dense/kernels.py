@@ -12,9 +12,11 @@ from itertools import product
 from cudnn_core.cache import KernelSource
 from cudnn_core.contract import Contract, Problem
 from cudnn_core.dtypes import as_dtype
-from cudnn_core.hopper.config import BlockScaledGemm, TileConfig
+from cudnn_core.hopper.tile import TileConfig
 from cudnn_core.plan import Plan
 from cudnn_core.tensor_desc import Device, TensorDesc
+
+from .config import BlockScaledGemm
 
 # (element, scale, sf_vec_size) of every input recipe.
 RECIPES = {
@@ -83,11 +85,16 @@ def block_scaled_source(plan: Plan) -> KernelSource:
     """What the compile cache needs to build the kernel of a plan."""
 
     def build():
-        from cudnn_core.hopper import block_scaled
+        from . import block_scaled
 
         return block_scaled.kernel(plan.config), block_scaled.fake_args(plan.config), ""
 
-    return KernelSource("gemm_amax", key=plan, build=build, sources=("cudnn_gemm_dense.kernels",))
+    return KernelSource(
+        "gemm_amax",
+        key=plan,
+        build=build,
+        sources=("cudnn_gemm_dense.config", "cudnn_gemm_dense.block_scaled"),
+    )
 
 
 def examples(contract: Contract, everything: bool) -> Iterator[tuple[str, Problem]]:

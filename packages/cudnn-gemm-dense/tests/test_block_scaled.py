@@ -5,7 +5,8 @@ May import the project's kernels and compiler; needs no GPU.
 
 import pytest
 
-from cudnn_core.hopper.config import BlockScaledGemm, TileConfig
+from cudnn_core.hopper.tile import TileConfig
+from cudnn_gemm_dense.config import BlockScaledGemm
 
 E4, E5, F4, E8 = "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "float8_e8m0fnu"
 SMALL = TileConfig(bm=128, bn=64)
@@ -43,7 +44,7 @@ CONFIGS = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_machine_code(name):
     from cudnn_core import jit
-    from cudnn_core.hopper import block_scaled
+    from cudnn_gemm_dense import block_scaled
 
     if jit.find_disassembler() is None:
         pytest.skip("nvdisasm is not installed (it comes with CUDA and with triton)")
@@ -73,7 +74,7 @@ def test_machine_code(name):
     ],
 )
 def test_refusals(config, word):
-    from cudnn_core.hopper import block_scaled
+    from cudnn_gemm_dense import block_scaled
 
     assert word in block_scaled.why_not(config)
     with pytest.raises(NotImplementedError, match=word):

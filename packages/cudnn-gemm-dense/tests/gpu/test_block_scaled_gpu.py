@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cudnn_core.hopper.config import BlockScaledGemm, TileConfig
+from cudnn_core.hopper.tile import TileConfig
 from cudnn_core.testing import gemm
+from cudnn_gemm_dense.config import BlockScaledGemm
 
 pytestmark = pytest.mark.gpu
 
@@ -26,7 +27,7 @@ TILES = {
 @functools.cache
 def compiled(config):
     from cudnn_core import jit
-    from cudnn_core.hopper import block_scaled
+    from cudnn_gemm_dense import block_scaled
 
     return jit.compile_kernel(
         lambda: (block_scaled.kernel(config), block_scaled.fake_args(config), "")

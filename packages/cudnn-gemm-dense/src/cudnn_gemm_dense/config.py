@@ -1,11 +1,11 @@
-"""Configurations of the Hopper kernels: everything that is fixed at compile time.
+"""Configurations of the dense Hopper kernels: everything that is fixed at compile time.
 
-May import: the standard library and tile.py, so that planning a call needs neither the DSL nor a GPU.
+May import the standard library and cudnn_core.hopper.tile: planning a call needs neither the DSL nor a GPU.
 """
 
 from dataclasses import dataclass, field
 
-from .tile import TileConfig
+from cudnn_core.hopper.tile import TileConfig
 
 __all__ = ["BlockScaledGemm", "TileConfig"]
 

@@ -1,33 +1,22 @@
-"""A block-scaled GEMM whose epilogue stores C and reduces max |C|: the pieces put together.
+"""The block-scaled GEMM that stores C and reduces max |C|: core's Hopper pieces put together.
 
-May import: the CuTe DSL and this folder.
+May import the CuTe DSL and cudnn_core.hopper; loaded only to compile.
 """
 
 import cuda.bindings.driver as cuda
-import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from .config import BlockScaledGemm
-from .decoded import DecodedBody
-from .epilogue import AmaxReduce, Epilogue, TileStore
-from .gemm import HopperGemm
-from .operand import BlockScaledOperand
-from .schedule import DenseSchedule
-from .tile import SHARED_MEMORY
-from .tile import why_not as tile_why_not
+from cudnn_core.hopper import arguments
+from cudnn_core.hopper.decoded import DecodedBody
+from cudnn_core.hopper.epilogue import AmaxReduce, Epilogue, TileStore
+from cudnn_core.hopper.gemm import HopperGemm
+from cudnn_core.hopper.operand import BlockScaledOperand
+from cudnn_core.hopper.schedule import DenseSchedule
+from cudnn_core.hopper.tile import SHARED_MEMORY
+from cudnn_core.hopper.tile import why_not as tile_why_not
 
-DSL_TYPES = {
-    "float32": cutlass.Float32,
-    "float16": cutlass.Float16,
-    "bfloat16": cutlass.BFloat16,
-    "float8_e4m3fn": cutlass.Float8E4M3FN,
-    "float8_e5m2": cutlass.Float8E5M2,
-    "float8_e8m0fnu": cutlass.Float8E8M0FNU,
-    "float4_e2m1fn": cutlass.Float4E2M1FN,
-    "uint8": cutlass.Uint8,
-    "int8": cutlass.Int8,
-}
+from .config import BlockScaledGemm
 
 
 def operands(config: BlockScaledGemm) -> tuple[BlockScaledOperand, BlockScaledOperand]:
@@ -142,67 +131,39 @@ def kernel(config: BlockScaledGemm):
 def fake_args(config: BlockScaledGemm) -> list:
     """Symbolic arguments for cute.compile, in the order of the host function."""
     m, n, k = cute.sym_int32(), cute.sym_int32(), cute.sym_int32(divisibility=2)
-    a_first, b_first = config.a_major == "m", config.b_major == "n"
-    aligned = config.c_store == "tma"
-    args = [
-        _fake_matrix(config, m, k, config.a_dtype, config.a_container, a_first),
-        _fake_matrix(config, n, k, config.b_dtype, config.b_container, b_first),
-        _fake_scales(config, config.sfa_container, config.sfa_form),
-        _fake_scales(config, config.sfb_container, config.sfb_form),
-        _fake_matrix(
-            config, m, n, config.c_dtype, config.c_container, config.c_major == "m", aligned
+    placing = {"batched": config.batched, "batch": config.batch}
+    return [
+        arguments.matrix(
+            m,
+            k,
+            config.a_dtype,
+            config.a_container,
+            "first" if config.a_major == "m" else "second",
+            **placing,
         ),
+        arguments.matrix(
+            n,
+            k,
+            config.b_dtype,
+            config.b_container,
+            "first" if config.b_major == "n" else "second",
+            **placing,
+        ),
+        arguments.scales(config.sf_dtype, config.sfa_container, config.sfa_form, config.batched),
+        arguments.scales(config.sf_dtype, config.sfb_container, config.sfb_form, config.batched),
+        arguments.matrix(
+            m,
+            n,
+            config.c_dtype,
+            config.c_container,
+            "first" if config.c_major == "m" else "second",
+            aligned=config.c_store == "tma",
+            **placing,
+        ),
+        arguments.scalar(per_batch=config.amax == "per_batch"),
+        Int32(1),
+        cute.runtime.make_fake_stream(),
     ]
-    make = cute.runtime.make_fake_tensor
-    if config.amax == "global":
-        shape, strides = (1, 1, 1), tuple(cute.sym_int64() for _ in range(3))
-    else:
-        shape, strides = (cute.sym_int32(), 1, 1), (1, cute.sym_int64(), cute.sym_int64())
-    args.append(make(cutlass.Float32, shape, strides, assumed_align=4))
-    args += [Int32(1), cute.runtime.make_fake_stream()]
-    return args
-
-
-def _fake_matrix(config, rows, columns, dtype, container, first_contiguous, aligned=True):
-    """(rows, columns, L), or (L, rows, columns), with one contiguous mode and dynamic strides.
-
-    The generated host code checks what is declared here: extents that must agree, strides that must be multiples of
-    16 bytes for the tensor copy engine, the alignment of the base address. Without batches the last extent is 1, and
-    its stride, which then means nothing, goes unchecked.
-    """
-    packed = dtype == "float4_e2m1fn"
-    element = DSL_TYPES[dtype if container == "native" else container]
-    if packed and container == "uint8":
-        # Half as many bytes as codes; the extents of other tensors count codes.
-        columns = cute.sym_int32()
-    elif packed:
-        columns = cute.sym_int32(divisibility=2)
-    # Native FP4 counts codes, and an address needs whole bytes.
-    unit = 2 if element.width == 4 else 1
-    quantum = 128 // element.width if aligned else unit
-    outer = cute.sym_int64(divisibility=quantum)
-    if config.batched:
-        batch, batch_stride = cute.sym_int32(), cute.sym_int64(divisibility=quantum)
-    else:
-        batch, batch_stride = 1, cute.sym_int64(divisibility=unit)
-    shape = [rows, columns, batch]
-    stride = [1, outer, batch_stride] if first_contiguous else [outer, 1, batch_stride]
-    if config.batch == "outer":
-        shape, stride = [shape[2], *shape[:2]], [stride[2], *stride[:2]]
-    align = 16 if aligned else max(1, element.width // 8)
-    return cute.runtime.make_fake_tensor(element, tuple(shape), tuple(stride), assumed_align=align)
-
-
-def _fake_scales(config, container, form):
-    """Either view of the atoms; the strides between atoms are dynamic."""
-    element = DSL_TYPES[config.sf_dtype if container == "native" else container]
-    r, q, batches = cute.sym_int32(), cute.sym_int32(), cute.sym_int32() if config.batched else 1
-    sr, sq, sl = cute.sym_int64(), cute.sym_int64(), cute.sym_int64()
-    if form == "logical":
-        shape, stride = (32, 4, r, 4, q, batches), (16, 4, sr, 1, sq, sl)
-    else:
-        shape, stride = (batches, r, q, 32, 4, 4), (sl, sr, sq, 16, 4, 1)
-    return cute.runtime.make_fake_tensor(element, shape, stride, assumed_align=16)
 
 
 def expected_instructions(config: BlockScaledGemm) -> tuple[str, ...]:

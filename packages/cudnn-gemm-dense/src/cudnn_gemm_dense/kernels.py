@@ -18,6 +18,9 @@ from cudnn_core.tensor_desc import Device, TensorDesc
 
 from .config import BlockScaledGemm
 
+# What kernels are traced from, beside core's own device code.
+DEVICE_CODE = ("cudnn_gemm_dense.config", "cudnn_gemm_dense.block_scaled")
+
 # (element, scale, sf_vec_size) of every input recipe.
 RECIPES = {
     "mxfp8": ("float8_e4m3fn", "float8_e8m0fnu", 32),

@@ -287,6 +287,7 @@ def cuda(monkeypatch):
     state = types.SimpleNamespace(device=0, stream=64, contexts=[], recorded=[])
     stream = types.SimpleNamespace
     monkeypatch.setattr(torch.cuda, "current_device", lambda: state.device)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: state.device, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda i: Context("device", i))
     monkeypatch.setattr(torch.cuda, "stream", lambda s: Context("stream", s))
     monkeypatch.setattr(

@@ -40,8 +40,12 @@ def kernels(request):
         for case in filter(lambda value: isinstance(value, Case), parameters.values()):
             plans |= plans_of(case, batched="jax" in item.path.name)
     start = time.perf_counter()
-    compile_plans(OP_MODULE, sorted(plans, key=repr))
+    errors = compile_plans(OP_MODULE, sorted(plans, key=repr))
     seconds = time.perf_counter() - start
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        print(f"\n{len(plans)} kernels ready after {seconds:.1f} s")
+        print(
+            f"\n{len(plans) - len(errors)} of {len(plans)} kernels ready after {seconds:.1f} s",
+            *errors,
+            sep="\n",
+        )

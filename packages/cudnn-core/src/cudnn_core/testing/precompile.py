@@ -24,19 +24,25 @@ def plan_of(module: str, descs: list, attributes: dict) -> Plan:
     return engine.plan(op.contract.bind(descs, attributes))
 
 
-def compile_plan(module: str, plan: Plan) -> str:
-    """Put the kernel of one plan into the disk cache; its digest."""
+def compile_plan(module: str, plan: Plan) -> str | None:
+    """Put the kernel of one plan into the disk cache; the error's text where it cannot be built, otherwise None."""
     from .. import cache
 
     op = import_module(module).OP
     engine = next(e for e in op.engines if e.name == plan.engine)
-    return cache.compile_ahead(engine.source(plan)).digest
+    try:
+        cache.compile_ahead(engine.source(plan))
+    # The test that needs this kernel will meet the same error and report it; the others must go on.
+    except Exception as error:
+        return f"{plan}: {error!r}"
+    return None
 
 
 def compile_plans(module: str, plans: Iterable[Plan], workers: int | None = None) -> list[str]:
-    """`compile_plan` of each, as many at once as there are processors to spare."""
+    """`compile_plan` of each, as many at once as there are processors to spare. The errors' texts."""
     spare = workers or max(1, (os.cpu_count() or 1) - 1)
-    return list(_in_parallel(compile_plan, module, list(dict.fromkeys(plans)), spare))
+    results = _in_parallel(compile_plan, module, list(dict.fromkeys(plans)), spare)
+    return [error for error in results if error is not None]
 
 
 def _in_parallel(work: Callable, module: str, plans: list[Plan], workers: int) -> Iterator[Any]:

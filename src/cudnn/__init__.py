@@ -30,10 +30,11 @@ SUBMODULES = (
     "grouped_gemm",
     "jax",
     "ops",
+    "tensor_adapter",
     "torch",
 )
 
-# Upstream's names that no package of this project has planned.
+NOT_PLANNED = "it exists in NVIDIA's cuDNN Frontend, and no package of this project has planned it"
 UNPLANNED = dict.fromkeys(
     (
         "NSA",
@@ -44,7 +45,7 @@ UNPLANNED = dict.fromkeys(
         "RopeQDQInplace",
         "rope_qdq_inplace",
     ),
-    "it exists in NVIDIA's cuDNN Frontend, and no package of this project has planned it",
+    NOT_PLANNED,
 )
 
 COMING = {

@@ -7,6 +7,7 @@ from cudnn import gemm as gemm
 from cudnn import grouped_gemm as grouped_gemm
 from cudnn import jax as jax
 from cudnn import ops as ops
+from cudnn import tensor_adapter as tensor_adapter
 from cudnn import torch as torch
 from cudnn_core import APIBase as APIBase
 from cudnn_core import DeviceInfo as DeviceInfo
@@ -27,5 +28,6 @@ from cudnn_gemm_dense import gemm_amax_wrapper_sm100 as gemm_amax_wrapper_sm100
 __version__: str
 NAMES: dict[str, str]
 COMING: dict[str, str]
+NOT_PLANNED: str
 SUBMODULES: tuple[str, ...]
 UNPLANNED: dict[str, str]

@@ -35,7 +35,7 @@ COMING = {
         if name.endswith(_SUFFIX)
     },
     "block_sparse_attention": cudnn.COMING["BSA"],
-    "kimi_delta_attention": cudnn.COMING["NSA"],
+    "kimi_delta_attention": cudnn.NOT_PLANNED,
 }
 
 __getattr__, __dir__ = attach(__name__, NAMES, coming=COMING)

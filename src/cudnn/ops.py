@@ -10,7 +10,6 @@ from cudnn_core.lazy import attach
 
 NAMES = {**cudnn_causal_conv.NAMES}
 
-_UNPLANNED = cudnn.UNPLANNED["NSA"]
 _NVFP4 = (
     "conversions with upstream's signature are coming to the package cudnn-core; "
     "cudnn.quantize(x, 'nvfp4') does the work today"
@@ -36,7 +35,9 @@ COMING = {
         ),
         _NVFP4,
     ),
-    **dict.fromkeys(("causal_conv1d_nwh", "b2b_causal_conv1d", "fft_causal_conv1d"), _UNPLANNED),
+    **dict.fromkeys(
+        ("causal_conv1d_nwh", "b2b_causal_conv1d", "fft_causal_conv1d"), cudnn.NOT_PLANNED
+    ),
 }
 
 __getattr__, __dir__ = attach(__name__, NAMES, coming=COMING)

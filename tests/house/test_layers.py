@@ -1,5 +1,7 @@
 """Layers: imports point one way only (design: functions, contract, engine, kernels)."""
 
+import ast
+
 import pytest
 from source import ROOT, imports, module_name, sources
 
@@ -122,3 +124,35 @@ def test_layers_that_are_ruled_on_exist():
         if path.name != "__init__.py" and top(path) == CORE
     }
     assert set(BELOW) <= parts, "a rule about a module that is gone"
+
+
+# Host code that lives in a folder of device code.
+LAUNCHERS = ("cudnn_core.formats.kernels", "cudnn_core.formats.kernels.host")
+
+
+def assigned_strings(path, name):
+    """The strings of the tuple that a module assigns to `name`."""
+    for node in ast.parse((ROOT / path).read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return ast.literal_eval(node.value)
+    return ()
+
+
+def test_what_kernels_are_traced_from_is_in_their_cache_key():
+    """Device code may import device code only: what it inlines from elsewhere would be in no key."""
+    modules = {module_name(path): path for path in SOURCES}
+    keys = next(path for name, path in modules.items() if name == "cudnn_core.cache.keys")
+    whole = [
+        f"{CORE}.{part.removesuffix('.py').replace('/', '.')}"
+        for part in assigned_strings(keys, "_CORE_SOURCES")
+    ]
+    listed = {"cudnn_core.formats.spec"}
+    for path in SOURCES:
+        listed.update(assigned_strings(path, "DEVICE_CODE"))
+    assert "cudnn_gemm_dense.block_scaled" in listed
+    covered = {name for name in modules if name in listed or any(within(name, w) for w in whole)}
+    assert listed <= covered
+    for name in sorted(covered - {*LAUNCHERS, "cudnn_core.jit"}):
+        used = imports(modules[name]) & modules.keys()
+        packages = {other for other in used if modules[other].name == "__init__.py"}
+        assert used - packages <= covered, f"{name} inlines what no cache key holds"

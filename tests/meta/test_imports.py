@@ -16,6 +16,7 @@ from cudnn_core.testing.stubs import stub_names
 MODULE_PATHS = (
     "cudnn.api_base",
     "cudnn.datatypes",
+    "cudnn.tensor_adapter",
     "cudnn.ops",
     "cudnn.grouped_gemm",
     "cudnn.discrete_grouped_gemm",
@@ -23,6 +24,7 @@ MODULE_PATHS = (
         f"cudnn.gemm.cutedsl.{path}"
         for path in (
             "dense.amax",
+            "dense.amax.api",
             "dense.swiglu",
             "dense.srelu",
             "dense.dsrelu",
@@ -154,6 +156,13 @@ def test_api_base_path():
     for name in NAMES:
         getattr(api_base, name)
     assert api_base.TupleDict is TupleDict is cudnn.TupleDict
+
+
+def test_second_paths_serve_the_same_objects():
+    from cudnn.gemm.cutedsl.dense.amax import api
+
+    assert api.GemmAmaxSm100 is cudnn.GemmAmaxSm100
+    assert import_module("cudnn.tensor_adapter").TensorDesc is cudnn.TensorDesc
 
 
 def test_tuple_dict_needs_nothing_heavy():

@@ -7,21 +7,38 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from . import env
 from .contract import Problem, Signature
 from .device_info import device_count, device_info
+from .dtypes import UINT8
 from .errors import mismatch
 from .float_env import ieee_arithmetic
 from .plan import Plan
-from .tensor_desc import Device
+from .tensor_desc import Device, TensorDesc
 
 
 class Executable(Protocol):
-    """A compiled Plan: called with inputs, outputs, workspaces, then the stream handle."""
+    """A compiled Plan: called with inputs, outputs, workspaces, scalars, then the stream handle."""
 
     def __call__(self, *arguments: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """`nbytes` of scratch memory, a flat uint8 array; zeroed: starts as zeros, else as anything.
+
+    On CUDA devices its base is a multiple of 256 bytes, which every allocator there gives.
+    """
+
+    nbytes: int
+    zeroed: bool = False
+
+    def describe(self, device: Device) -> TensorDesc:
+        """The array to allocate."""
+        return TensorDesc(UINT8, (self.nbytes,), (1,), None, device, name="workspace")
 
 
 class Engine(ABC):
@@ -41,6 +58,10 @@ class Engine(ABC):
     @abstractmethod
     def plan(self, problem: Problem) -> Plan:
         """The compile key, tile included, that this engine chooses for the problem."""
+
+    def workspaces(self, problem: Problem) -> tuple[Workspace, ...]:
+        """Scratch memory that the executable takes behind its outputs, made anew for each call."""
+        return ()
 
     def scalars(self, problem: Problem) -> tuple[Any, ...]:
         """Run-time numbers that the executable takes between its arrays and the stream."""
@@ -83,6 +104,18 @@ class ReferenceEngine(Engine):
         return run
 
 
+def why_not_hopper(device: Device) -> str | None:
+    """None if kernels for sm_90a run on the device, otherwise the reason."""
+    if device.type != "cuda":
+        return "it needs a CUDA device"
+    if device_count() == 0:
+        return "no CUDA device is visible to this process"
+    major, minor = device_info(device.index or 0).compute_capability
+    if major != 9:
+        return f"it needs compute capability 9.x (H100, H200), {device} has {major}.{minor}"
+    return None
+
+
 class HopperEngine(Engine):
     """CuTe DSL kernels for compute capability 9.x.
 
@@ -108,14 +141,7 @@ class HopperEngine(Engine):
         return self._why_not(problem)
 
     def why_not_device(self, device: Device) -> str | None:
-        if device.type != "cuda":
-            return "it needs a CUDA device"
-        if device_count() == 0:
-            return "no CUDA device is visible to this process"
-        major, minor = device_info(device.index or 0).compute_capability
-        if major != 9:
-            return f"it needs compute capability 9.x (H100, H200), {device} has {major}.{minor}"
-        return None
+        return why_not_hopper(device)
 
     def plan(self, problem: Problem) -> Plan:
         return Plan(problem.signature.op, self.name, self.arch, self._configure(problem))

@@ -37,24 +37,18 @@ class Prepared:
         "adapter",
         "allocate",
         "device",
-        "executable",
         "launch",
         "names",
         "op",
-        "problem",
-        "scalars",
     )
 
     def __init__(self, op: Op, adapter: Adapter, problem: Problem) -> None:
         engine = select(op.engines, problem)
         self.op = op
         self.adapter = adapter
-        self.problem = problem
         self.device = problem.device
         self.names = op.output_names
-        self.scalars = engine.scalars(problem)
-        self.executable = engine.compile(engine.plan(problem))
-        self.launch = launcher(op, adapter, problem, engine, self.executable)
+        self.launch = launcher(op, adapter, problem, engine, engine.compile(engine.plan(problem)))
         self.allocate = tuple(
             adapter.allocator(desc, getattr(operand, "initial", None))
             for operand, desc in zip(op.contract.outputs, problem.outputs, strict=True)
@@ -95,6 +89,7 @@ def launcher(
             with adapter.on_stream(stream, problem.device):
                 op.fill_empty(adapter, tensors[len(op.contract.inputs) :])
 
+        return launch  # without an executable, and so without scratch memory
     else:
         call = getattr(executable, "call", executable)
         launch = adapter.launcher(call, problem.device, engine.scalars(problem))
@@ -108,7 +103,20 @@ def launcher(
                     seen[index] = adapter.restride(seen[index], stride)
                 plain(seen, stream)
 
-    return launch
+    scratch = tuple(
+        adapter.allocator(workspace.describe(problem.device), 0.0 if workspace.zeroed else None)
+        for workspace in engine.workspaces(problem)
+    )
+    if not scratch:
+        return launch
+    bare = launch
+
+    def launch_with_scratch(tensors: Sequence[Any], stream: Any) -> None:
+        # Inside, so that memory freed below goes back to the stream that uses it.
+        with adapter.on_stream(stream, problem.device):
+            bare((*tensors, *[make() for make in scratch]), stream)
+
+    return launch_with_scratch
 
 
 def explain(op: Op, tensors: Sequence[Any]) -> None:
@@ -116,7 +124,7 @@ def explain(op: Op, tensors: Sequence[Any]) -> None:
     names = [operand.name for operand in op.contract.operands]
     adapter, _ = common(dict(zip(names, tensors, strict=True)), op.short_name)
     for operand, x in zip(op.contract.operands, tensors, strict=True):
-        pointer = adapter.data_pointer(x)
+        pointer = 0 if x is None else adapter.data_pointer(x)
         if pointer % 16 and not isinstance(operand, ScalarTensor):
             expected = "a base address aligned to 16 bytes"
             raise ValueError(mismatch(operand.name, expected, f"address {pointer:#x}"))
@@ -238,14 +246,18 @@ class Op:
         """Attributes in contract order as a mapping; missing trailing ones take their defaults."""
         return dict(zip(self._attribute_names, attributes, strict=False))
 
+    def bind(self, inputs: Sequence[Any], attributes: Sequence[Any]) -> tuple[Adapter, Problem]:
+        """The adapter of a call's arrays and the problem they make; raises as the contract does."""
+        named = dict(zip(self._input_names, inputs, strict=True))
+        adapter, _ = common(named, self.short_name)
+        descs = [None if x is None else adapter.describe(x, name) for name, x in named.items()]
+        return adapter, self.contract.bind(descs, self.named(attributes))
+
     def prepare(
         self, inputs: Sequence[Any], attributes: Sequence[Any], key: Any = None
     ) -> Prepared:
         """Bind, select, compile or load; remembered under `key`, the oldest call forgotten beyond a bound."""
-        named = dict(zip(self._input_names, inputs, strict=True))
-        adapter, _ = common(named, self.short_name)
-        descs = [None if x is None else adapter.describe(x, name) for name, x in named.items()]
-        problem = self.contract.bind(descs, self.named(attributes))
+        adapter, problem = self.bind(inputs, attributes)
         log_reinterpretations(logging.getLogger(self.namespace), problem)
         prepared = Prepared(self, adapter, problem)
         if key is not None:

@@ -121,3 +121,12 @@ def test_no_gradient_is_invented():
     with pytest.warns(UserWarning, match="autograd kernel was not registered"):
         y.sum().backward()
     assert x.grad is None
+
+
+def test_fake_kernel_refuses_mixed_devices():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x, w = torch.empty(4, 8, 1), torch.empty(4, 8, 1, device="cuda")
+        with pytest.raises(ValueError, match="w_tensor: expected it on cpu, as x_tensor is"):
+            toy(x, w)

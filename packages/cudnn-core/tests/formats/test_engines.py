@@ -280,6 +280,24 @@ def test_torch_compile_has_no_break_and_the_same_bits(torch, name, backend):
             np.testing.assert_array_equal(words(ours), words(theirs))
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_torch_fake_tensors_have_the_metadata_of_real_ones(torch, device):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    real = quantize(torch.ones(40, 96), "nvfp4", per_tensor_scale=True)
+    with FakeTensorMode():
+        fake = quantize(torch.empty(40, 96, device=device), "nvfp4", per_tensor_scale=True)
+        decoded = dequantize(fake["data"], fake["scale"], "nvfp4", dtype="float16")
+    for ours, theirs in zip(fake, real, strict=True):
+        assert (ours.shape, ours.stride(), ours.dtype) == (
+            theirs.shape,
+            theirs.stride(),
+            theirs.dtype,
+        )
+        assert ours.device.type == device
+    assert (decoded.shape, decoded.dtype) == ((40, 96), torch.float16)
+
+
 @pytest.mark.parametrize(
     ("recipe", "computed", "layout"),
     [
@@ -321,7 +339,7 @@ def test_torch_operators_pass_opcheck(torch, recipe, computed, layout):
 
 def test_torch_refuses_other_devices_and_libraries(torch):
     x = torch.ones(4, 32)
-    with pytest.raises(RuntimeError, match="engine 'hopper': expected a CUDA tensor for x"):
+    with pytest.raises(RuntimeError, match="engine 'hopper' cannot run: it needs a CUDA device"):
         quantize(x, "mxfp8", engine="hopper")
     with pytest.raises(RuntimeError, match="engine 'reference': expected a CPU tensor"):
         quantize(x.to("meta"), "mxfp8", engine="reference")

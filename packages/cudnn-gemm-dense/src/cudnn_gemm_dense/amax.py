@@ -35,6 +35,8 @@ from cudnn_core.op import Op, OpClass
 from cudnn_core.plan import Plan
 from cudnn_core.tuple_dict import TupleDict
 
+from .config import RECIPES
+
 __all__ = [
     "GemmAmax",
     "GemmAmaxSm100",
@@ -47,13 +49,6 @@ __all__ = [
 OPERANDS = (FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT4_E2M1FN, UINT8)
 OUTPUTS = (FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT4_E2M1FN, UINT8)
 SCALES = (FLOAT8_E8M0FNU, FLOAT8_E4M3FN)
-# (element is FP4, scale dtype, sf_vec_size): MXFP8, MXFP4 at 16 and 32, NVFP4.
-RECIPES = {
-    (False, "float8_e8m0fnu", 32),
-    (True, "float8_e8m0fnu", 16),
-    (True, "float8_e8m0fnu", 32),
-    (True, "float8_e4m3fn", 16),
-}
 
 
 def _pairing(signature: Signature, dims: Mapping[str, int]) -> None:
@@ -67,7 +62,7 @@ def _pairing(signature: Signature, dims: Mapping[str, int]) -> None:
     if sfb.dtype != sfa.dtype:
         raise ValueError(mismatch("sfb_tensor", f"dtype {sfa.dtype} (sfa_tensor's)", sfb.dtype))
     fp4, vec = a.dtype == FLOAT4_E2M1FN.name, signature.attribute("sf_vec_size")
-    if (fp4, sfa.dtype, vec) not in RECIPES:
+    if (a.dtype, sfa.dtype, vec) not in RECIPES.values():
         legal = "float8_e8m0fnu scales with sf_vec_size 32"
         if fp4:
             legal = "float8_e8m0fnu scales with sf_vec_size 16 or 32, or float8_e4m3fn with 16"

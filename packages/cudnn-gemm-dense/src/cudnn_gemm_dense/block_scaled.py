@@ -16,7 +16,7 @@ from cudnn_core.hopper.schedule import DenseSchedule
 from cudnn_core.hopper.tile import SHARED_MEMORY
 from cudnn_core.hopper.tile import why_not as tile_why_not
 
-from .config import BlockScaledGemm
+from .config import RECIPES, BlockScaledGemm
 
 
 def operands(config: BlockScaledGemm) -> tuple[BlockScaledOperand, BlockScaledOperand]:
@@ -69,13 +69,8 @@ def why_not(config: BlockScaledGemm) -> str | None:
     reason = tile_why_not(config.tile)
     if reason is not None:
         return reason
-    triples = {(8, "float8_e8m0fnu", 32), (4, "float8_e8m0fnu", 16), (4, "float8_e8m0fnu", 32)}
-    triples.add((4, "float8_e4m3fn", 16))
-    widths = {"float8_e4m3fn": 8, "float8_e5m2": 8, "float4_e2m1fn": 4}
     for name in (config.a_dtype, config.b_dtype):
-        if name not in widths:
-            return f"{name} is not a block-scaled element format"
-        if (widths[name], config.sf_dtype, config.sf_vec) not in triples:
+        if (name, config.sf_dtype, config.sf_vec) not in RECIPES.values():
             return f"{name} does not go with {config.sf_dtype} scales of {config.sf_vec} elements"
     a, b = operands(config)
     if "mn" in (a.contiguous, b.contiguous):

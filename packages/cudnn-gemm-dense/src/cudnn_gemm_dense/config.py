@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 
 from cudnn_core.hopper.tile import TileConfig
 
-__all__ = ["BlockScaledGemm", "TileConfig"]
+__all__ = ["RECIPES", "BlockScaledGemm", "TileConfig"]
+
+# (element, scale, sf_vec_size) of every legal pair of operand and scales; both sides take the same one.
+RECIPES = {
+    "mxfp8": ("float8_e4m3fn", "float8_e8m0fnu", 32),
+    "mxfp8_e5m2": ("float8_e5m2", "float8_e8m0fnu", 32),
+    "mxfp4": ("float4_e2m1fn", "float8_e8m0fnu", 32),
+    "mxfp4_16": ("float4_e2m1fn", "float8_e8m0fnu", 16),
+    "nvfp4": ("float4_e2m1fn", "float8_e4m3fn", 16),
+}
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,10 @@ from cudnn_core.hopper.tile import TileConfig
 from cudnn_core.plan import Plan
 from cudnn_core.tensor_desc import Device, TensorDesc
 
-from .config import BlockScaledGemm
+from .config import RECIPES, BlockScaledGemm
 
 # What kernels are traced from, beside core's own device code.
 DEVICE_CODE = ("cudnn_gemm_dense.config", "cudnn_gemm_dense.block_scaled")
-
-# (element, scale, sf_vec_size) of every input recipe.
-RECIPES = {
-    "mxfp8": ("float8_e4m3fn", "float8_e8m0fnu", 32),
-    "mxfp8_e5m2": ("float8_e5m2", "float8_e8m0fnu", 32),
-    "mxfp4": ("float4_e2m1fn", "float8_e8m0fnu", 32),
-    "mxfp4_16": ("float4_e2m1fn", "float8_e8m0fnu", 16),
-    "nvfp4": ("float4_e2m1fn", "float8_e4m3fn", 16),
-}
 
 
 def block_scaled_config(problem: Problem) -> BlockScaledGemm:
@@ -96,7 +87,7 @@ def block_scaled_source(plan: Plan) -> KernelSource:
         "gemm_amax",
         key=plan,
         build=build,
-        sources=("cudnn_gemm_dense.config", "cudnn_gemm_dense.block_scaled"),
+        sources=DEVICE_CODE,
     )
 
 

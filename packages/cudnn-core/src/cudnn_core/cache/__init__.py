@@ -1,6 +1,6 @@
 """The two-level compile cache: memory, then disk, then the compiler.
 
-May import: standard library, its own modules on first use. The DSL and TVM-FFI are imported when a kernel
+May import: `cudnn_core.lazy`, its own modules on first use. The DSL and TVM-FFI are imported when a kernel
 is compiled or loaded.
 
     source = KernelSource("gemm_amax", key=plan, build=lambda: (fn, fake_args, options), sources=(module,))
@@ -8,8 +8,9 @@ is compiled or loaded.
     entry = cache.compile_ahead(source)  # fill the disk cache, with or without a GPU
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from cudnn_core.lazy import attach
 
 if TYPE_CHECKING:
     from cudnn_core.cache.disk import CacheEntry
@@ -26,25 +27,17 @@ if TYPE_CHECKING:
         stats,
     )
 
-_HOMES = {
-    "CacheEntry": "disk",
-    "KernelSource": "keys",
-    "canonical": "keys",
-    **dict.fromkeys(
-        (
-            "Executable",
-            "Stats",
-            "clear",
-            "compile_ahead",
-            "compile_count",
-            "directory",
-            "entries",
-            "get",
-            "stats",
-        ),
-        "service",
-    ),
-}
+_SERVICE = (
+    "Executable",
+    "Stats",
+    "clear",
+    "compile_ahead",
+    "compile_count",
+    "directory",
+    "entries",
+    "get",
+    "stats",
+)
 
 __all__ = [
     "CacheEntry",
@@ -61,11 +54,12 @@ __all__ = [
     "stats",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    # Lazy: engines are imported on machines where nothing is ever compiled.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+# Lazy: engines are imported on machines where nothing is ever compiled.
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "CacheEntry": f"{__name__}.disk",
+        **dict.fromkeys(("KernelSource", "canonical"), f"{__name__}.keys"),
+        **dict.fromkeys(_SERVICE, f"{__name__}.service"),
+    },
+)

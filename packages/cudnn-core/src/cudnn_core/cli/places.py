@@ -186,14 +186,15 @@ def why_not_hopper() -> str | None:
 
     Asks the driver first: torch takes seconds to import, and is imported beside a Hopper GPU only.
     """
-    from cudnn_core.device_info import device_info
+    from cudnn_core import engine
+    from cudnn_core.tensor_desc import Device
 
     try:
-        major, minor = device_info(0).compute_capability
-    except (NotImplementedError, RuntimeError) as error:
-        return str(error)
-    if major != 9:
-        return f"it needs compute capability 9.x (H100, H200), device 0 has {major}.{minor}"
+        reason = engine.why_not_hopper(Device("cuda", 0))
+    except RuntimeError as error:
+        reason = str(error)
+    if reason is not None:
+        return reason
     if importlib.util.find_spec("cutlass") is None or importlib.util.find_spec("tvm_ffi") is None:
         install = "pip install 'nvidia-cutlass-dsl[cu13]' apache-tvm-ffi"
         return f"the kernel compiler is not installed; {install}"

@@ -101,4 +101,4 @@ def engine_of(op: Any, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> 
     """Name of the engine that runs `op` on these inputs."""
     from cudnn_core.engine import select
 
-    return select(op.engines, op.prepare(inputs, attributes).problem).name
+    return select(op.engines, op.bind(inputs, attributes)[1]).name

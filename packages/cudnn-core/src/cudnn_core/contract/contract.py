@@ -72,10 +72,6 @@ class Contract:
     def outputs(self) -> tuple[Operand, ...]:
         return tuple(o for o in self.operands if o.output)
 
-    def operand(self, name: str) -> Operand:
-        """The operand called `name`."""
-        return next(operand for operand in self.operands if operand.name == name)
-
     def parse_attributes(self, values: Mapping[str, Any]) -> dict[str, Hashable]:
         """Canonical attribute values; the names are those of the public parameters."""
         return {a.name: a.parse(values.get(a.name, a.default), a.name) for a in self.attributes}

@@ -93,7 +93,7 @@ def _device(platform: str) -> Device:
 
 def _problem(op: Op, avals, attributes: tuple, batched: bool, platform: str = "cpu") -> Problem:
     """Bind the contract to JAX shapes."""
-    named = dict(attributes) | ({"batch": "outer", "amax": "per_batch"} if batched else {})
+    named = dict(attributes) | (_batch_attributes(op) if batched else {})
     device = _device(platform)
     batch = max((a.shape[0] for a in avals if a.ndim), default=1) if batched else 1
     descs = [
@@ -101,6 +101,12 @@ def _problem(op: Op, avals, attributes: tuple, batched: bool, platform: str = "c
         for operand, aval in zip(op.contract.inputs, avals, strict=True)
     ]
     return op.contract.bind(descs, named)
+
+
+def _batch_attributes(op: Op) -> dict[str, str]:
+    """What a mapped call asks of the contract: storage with the batch outermost, one scalar a batch."""
+    scalars = (o for o in op.contract.outputs if isinstance(o, ScalarTensor))
+    return {"batch": "outer"} | {o.per_batch_from: "per_batch" for o in scalars if o.per_batch_from}
 
 
 def _desc(operand, aval, batched: bool, batch: int, device: Device) -> TensorDesc:
@@ -232,7 +238,12 @@ def _on_cuda(op: Op):
             if isinstance(operand, ScalarTensor)
         }
         results = [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in shapes]
+        for workspace in engine.workspaces(problem):
+            if workspace.zeroed:
+                initial[len(results)] = jnp.zeros(workspace.nbytes, jnp.uint8)
+            results.append(jax.ShapeDtypeStruct((workspace.nbytes,), jnp.uint8))
         executable = engine.compile(engine.plan(problem))
-        return cuda_call(executable, args, results, initial, engine.scalars(problem))
+        made = cuda_call(executable, args, results, initial, engine.scalars(problem))
+        return made[: len(shapes)]
 
     return lowered

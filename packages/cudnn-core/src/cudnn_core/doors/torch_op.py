@@ -1,7 +1,7 @@
 """The torch door: one `torch.library` op per Op, with a fake kernel that is the contract itself.
 
 Used only while compiling, under dispatch modes, or for tensor subclasses; plain eager calls never come here.
-May import torch (this module is reached through the torch adapter alone), the contract and the adapters.
+May import torch: only `doors.call` comes here, and only with torch tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..adapters import adapter_of
 from ..dtypes import DType
 from ..errors import mismatch
 from ..tuple_dict import TupleDict
@@ -105,10 +104,7 @@ def _kernel(op: Op):
 def _fake(op: Op):
     def fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
         inputs, attributes = _split(op, arguments)
-        adapter = adapter_of(inputs[0])
-        names = (operand.name for operand in op.contract.inputs)
-        descs = [adapter.describe(x, name) for name, x in zip(names, inputs, strict=True)]
-        problem = op.contract.bind(descs, op.named(attributes))
+        adapter, problem = op.bind(inputs, attributes)
         return tuple(adapter.empty(desc) for desc in problem.outputs)
 
     return fake

@@ -1,24 +1,13 @@
 """Block-scaled number formats: MXFP8, MXFP4, NVFP4. Imports nothing until a name is used."""
 
-from importlib import import_module
+from cudnn_core.lazy import attach
 
-_NAMES = {
-    "quantize": ".api",
-    "dequantize": ".api",
-    "pack_scales": ".api",
-    "unpack_scales": ".api",
-    "Format": ".spec",
-    "FORMATS": ".spec",
-    "resolve": ".spec",
-}
-__all__ = sorted(_NAMES)
+_API = ("quantize", "dequantize", "pack_scales", "unpack_scales")
 
-
-def __getattr__(name):
-    if name in _NAMES:
-        return getattr(import_module(_NAMES[name], __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__():
-    return __all__
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        **dict.fromkeys(_API, f"{__name__}.api"),
+        **dict.fromkeys(("FORMATS", "Format", "resolve"), f"{__name__}.spec"),
+    },
+)

@@ -1,11 +1,12 @@
 """quantize, dequantize, pack_scales, unpack_scales for every array library.
 
-Imports formats.spec; the implementation for an array's library is imported when it is called.
+Imports adapters, formats.spec; the implementation for an array's library is imported when it is called.
 """
 
-import sys
 from math import isfinite
 
+from ..adapters import adapter_of
+from ..dtypes import as_dtype
 from ..tuple_dict import TupleDict
 from .spec import INPUT_DTYPES, OUTPUT_DTYPES, SCALE_LAYOUTS, Format, geometry, resolve
 
@@ -125,7 +126,7 @@ def dequantize(
         scale: any layout `quantize` can return, as the scale dtype or uint8 (or int8 for E8M0).
             The two views of atoms are told apart by shape. Padding bytes are ignored.
         size: K, when FP4 data holds an odd number of elements.
-        dtype: float32 (default), bfloat16 or float16: a name or the library's dtype.
+        dtype: float32 (default), bfloat16 or float16, in any spelling.
 
     Other arguments and the axes are those of `quantize`. Raises ValueError for a wrong dtype,
     shape or option, naming the argument.
@@ -136,8 +137,7 @@ def dequantize(
     _check_data_dtype(implementation.dtype_name(data), fmt)
     _check_scale_dtype(implementation.dtype_name(scale), fmt)
     _check_choice("scale_layout", scale_layout, SCALE_LAYOUTS)
-    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
-    name = name.removeprefix("torch.")
+    name = as_dtype(dtype).name
     _check_choice("dtype", name, OUTPUT_DTYPES)
     geo = geometry("data", data.shape, axis, row_axis, fmt.block)
     held = geo.k * fmt.element.codes_per_byte
@@ -175,16 +175,9 @@ def unpack_scales(scale, shape, *, axis=-1, row_axis=None):
 
 
 def framework_of(x) -> str:
-    """The library x belongs to, found without importing any: numpy, torch, jax or unknown."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        return "torch"
-    if type(x).__module__.partition(".")[0] in ("jax", "jaxlib"):
-        return "jax"
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(x, numpy.ndarray):
-        return "numpy"
-    return "unknown"
+    """The library x belongs to: numpy, torch, jax, or unknown for what holds no data of these."""
+    adapter = adapter_of(x)
+    return "unknown" if adapter is None or adapter.name == "metadata" else adapter.name
 
 
 def _implementation(name: str, x):

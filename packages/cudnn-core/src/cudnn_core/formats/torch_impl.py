@@ -1,14 +1,15 @@
-"""Formats on PyTorch tensors. Imports torch, formats.*.
+"""Formats on PyTorch tensors. Imports torch and its adapter, formats.*.
 
 CUDA tensors take the Hopper kernel, CPU tensors formats.reference (ten times as fast as chains of
 PyTorch operations), all others, and any on request, PyTorch operations. While torch.compile traces,
-an operator of formats.torch_op stands for the call.
+under dispatch modes and for tensor subclasses, an operator of formats.torch_op stands for the call.
 """
 
 from functools import cache
 
 import torch
 
+from ..adapters.torch import ADAPTER
 from . import bits, layout
 from .spec import E2M1, E4M3, FLOAT_MAX, ElementType, Format, Geometry, scale_magnitude
 
@@ -71,7 +72,7 @@ def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale,
     if per_tensor_scale is not None and per_tensor_scale is not True:
         per_tensor_scale = _scalar(per_tensor_scale, x)
     work = quantize_now
-    if torch.compiler.is_compiling():
+    if ADAPTER.needs_op((x,)):
         from . import torch_op
 
         work = torch_op.quantize
@@ -203,7 +204,7 @@ def dequantize(data, scale, fmt: Format, geo: Geometry, scale_layout, per_tensor
     if per_tensor_scale is not None:
         per_tensor_scale = _scalar(per_tensor_scale, data)
     work = dequantize_now
-    if torch.compiler.is_compiling():
+    if ADAPTER.needs_op((data, scale)):
         from . import torch_op
 
         work = torch_op.dequantize

@@ -1,7 +1,8 @@
-"""The formats as torch.library operators, for torch.compile. Imports torch, formats.*.
+"""The formats as torch.library operators, for whatever traces. Imports torch, formats.*.
 
-While torch.compile traces, formats.torch_impl calls these instead of working: the graph then holds
-one opaque node, which runs what an eager call runs, the Hopper kernel on CUDA tensors included.
+While torch.compile traces, under dispatch modes and for tensor subclasses, formats.torch_impl calls
+these instead of working: a graph then holds one opaque node, which runs what an eager call runs, the
+Hopper kernel on CUDA tensors included.
 """
 
 import torch

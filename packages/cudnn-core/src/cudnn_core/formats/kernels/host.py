@@ -1,7 +1,9 @@
-"""The Hopper kernels on CUDA tensors of PyTorch: layout, launch. Imports torch, formats.*."""
+"""The Hopper kernels on CUDA tensors of PyTorch: layout, launch. Imports torch and its adapter, engine, formats.*."""
 
 import torch
 
+from ...adapters.torch import ADAPTER
+from ...engine import why_not_hopper
 from .. import layout
 from ..spec import Format, Geometry
 from ..torch_impl import finish_scale, publish_data, rows_contiguous, torch_ops
@@ -41,17 +43,15 @@ def _launch(x, data, scale, fmt: Format, plain: bool, per_tensor_scale):
     if per_tensor_scale is None or per_tensor_scale is True:
         mode = "computed" if per_tensor_scale else "none"
     config = QuantizeConfig(dtype, fmt.name, fmt.block, path, "plain" if plain else "atom", mode)
-    with torch.cuda.device(x.device):
-        stream = torch.cuda.current_stream().cuda_stream
-        extra = []
-        if mode == "computed":
-            amax = torch.zeros(1, dtype=torch.int32, device=x.device)
-            executable(AmaxConfig(dtype, path))(x, amax, stream)
-            per_tensor_scale = torch.empty((), dtype=torch.float32, device=x.device)
-            extra = [amax]
-        if mode != "none":
-            extra.append(per_tensor_scale.view(1))
-        executable(config)(x, data, scale, *extra, stream)
+    device, extra = ADAPTER.device(x), []
+    if mode == "computed":
+        amax = torch.zeros(1, dtype=torch.int32, device=x.device)
+        ADAPTER.launcher(executable(AmaxConfig(dtype, path)), device)((x, amax), None)
+        per_tensor_scale = torch.empty((), dtype=torch.float32, device=x.device)
+        extra = [amax]
+    if mode != "none":
+        extra.append(per_tensor_scale.view(1))
+    ADAPTER.launcher(executable(config), device)((x, data, scale, *extra), None)
     return per_tensor_scale
 
 
@@ -65,12 +65,9 @@ def _path(x, size: int) -> str:
 
 
 def _require_hopper(x):
-    if not x.is_cuda:
-        raise RuntimeError(f"engine 'hopper': expected a CUDA tensor for x, got {x.device}")
-    major, minor = torch.cuda.get_device_capability(x.device)
-    if major != 9:
+    reason = why_not_hopper(ADAPTER.device(x))
+    if reason is not None:
         raise RuntimeError(
-            f"x is on {x.device} ({torch.cuda.get_device_name(x.device)}, compute capability "
-            f"{major}.{minor}): engine 'hopper' needs compute capability 9.x; engine='torch' runs "
+            f"x is on {x.device} and engine 'hopper' cannot run: {reason}; engine='torch' runs "
             f"PyTorch operations on any device"
         )

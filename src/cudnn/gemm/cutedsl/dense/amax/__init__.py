@@ -4,6 +4,6 @@ from cudnn_core.lazy import attach
 from cudnn_gemm_dense import COMING, NAMES, names_of
 
 # Upstream's names in upstream's order; the canonical ones are served as well.
-__all__ = ["GemmAmaxSm100", "gemm_amax_wrapper_sm100", "gemm_amax_jax_sm100"]  # noqa: F822, RUF022
+__all__ = ["GemmAmaxSm100", "gemm_amax_wrapper_sm100", "gemm_amax_jax_sm100"]  # noqa: RUF022
 
 __getattr__, __dir__ = attach(__name__, NAMES, coming=COMING, only=names_of("amax"))

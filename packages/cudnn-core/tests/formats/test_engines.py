@@ -248,17 +248,54 @@ def test_torch_records_no_gradient(torch):
     assert not dequantize(q["data"], q["scale"], "nvfp4").requires_grad
 
 
-def test_torch_flush_mode_changes_nothing(torch):
-    x = cases.inputs()["subnormal"]
-    theirs = quantize(x, "nvfp4")
-    own = torch.from_numpy(x)
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
+def test_flush_mode_of_the_thread_changes_nothing(torch, library, name):
+    """Not even in tables made while it is on, which later calls use."""
+    from cudnn_core.formats import reference, torch_impl
+
+    def round_trip():
+        own = x if library == "numpy" else to(library, x)
+        p = 0.7 if name == "nvfp4" else None
+        q = quantize(own, name, per_tensor_scale=p, scale_layout="plain")
+        back = dequantize(q["data"], q["scale"], name, scale_layout="plain", per_tensor_scale=p)
+        return q, back
+
+    def forget():
+        for table in (reference._boundaries, reference.values, reference.e8m0_values):
+            table.cache_clear()
+        torch_impl._table.cache_clear()
+
+    x = np.ascontiguousarray(cases.inputs()["subnormal"])
+    if library == "jax":
+        import jax
+
+        jax.clear_caches()
+    else:
+        forget()
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor has no flush mode")
     try:
-        ours = quantize(own, "nvfp4")
+        ours = round_trip()
     finally:
         torch.set_flush_denormal(False)
-    assert_equal_results(ours, theirs)
+    kept = round_trip()
+    forget()
+    if library == "jax":
+        jax.clear_caches()
+    for seen in (ours, kept):
+        assert_equal_results(seen[0], (theirs := round_trip())[0])
+        np.testing.assert_array_equal(words(seen[1]), words(theirs[1]))
+
+
+def test_lazily_negated_views_keep_their_sign(torch):
+    pair = torch.randn(2, 4, 64)
+    lazy = torch.complex(pair[0], pair[1]).conj().imag
+    assert lazy.is_neg()
+    for engine in (None, "torch"):
+        assert_equal_results(
+            quantize(lazy, "mxfp8", engine=engine), quantize(-pair[1], "mxfp8", engine=engine)
+        )
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])

@@ -1,6 +1,7 @@
-"""The law: every conversion and quantizer in NumPy. Imports numpy, ml_dtypes, formats.*.
+"""The law: every conversion and quantizer in NumPy. Imports numpy, ml_dtypes, float_env, formats.*.
 
-All arithmetic is IEEE FP32 with round-to-nearest-even and without flushing subnormals. For one
+All arithmetic is IEEE FP32 with round-to-nearest-even and without flushing subnormals, whatever
+the calling thread is set to; tables outlive the call that makes them, so they are built so too. For one
 block of values x (widened exactly to FP32) and a norm constant nc (1 unless given):
 
     amax = max |x|                      NaN if any x is NaN
@@ -19,6 +20,7 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 
+from ..float_env import ieee_arithmetic
 from . import layout
 from .spec import E2M1, E4M3, FLOAT_MAX, ElementType, Format, Geometry, scale_magnitude
 
@@ -49,6 +51,7 @@ def dtype_name(x) -> str:
 
 
 @cache
+@ieee_arithmetic()
 def _boundaries(element: ElementType) -> np.ndarray:
     """For every code but the largest: the largest FP32 magnitude that still encodes to it or less.
 
@@ -73,6 +76,7 @@ def encode(x: np.ndarray, element: ElementType) -> np.ndarray:
 
 
 @cache
+@ieee_arithmetic()
 def values(element: ElementType) -> np.ndarray:
     """The FP32 value of every code, sign bit included: 256 or 16 entries."""
     positive = [element.magnitude(c) for c in range(element.sign_code)]
@@ -99,6 +103,7 @@ def e8m0_encode(x: np.ndarray) -> np.ndarray:
 
 
 @cache
+@ieee_arithmetic()
 def e8m0_values() -> np.ndarray:
     """2^(code - 127) for 0..254 (code 0 is subnormal in FP32), NaN for 255."""
     return np.array([scale_magnitude("float8_e8m0fnu", c) for c in range(256)], np.float32)
@@ -129,6 +134,7 @@ def unpack_fp4(data: np.ndarray) -> np.ndarray:
 # --- block quantization ------------------------------------------------------------------------
 
 
+@ieee_arithmetic()
 def quantize_blocks(x: np.ndarray, fmt: Format, norm_const=1.0):
     """FP32 (..., K) -> codes (..., K), one a byte, and scale bytes (..., ceil(K/block))."""
     k, v = x.shape[-1], fmt.block
@@ -165,6 +171,7 @@ def min_nan(a, b):
 # --- what formats.api calls --------------------------------------------------------------------
 
 
+@ieee_arithmetic()
 def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale, engine=None):
     ordered = layout.canonical(numpy_ops, np.asarray(x), geo)
     wide = ordered.astype(np.float32)
@@ -199,6 +206,7 @@ def _rows_contiguous(x: np.ndarray, geo: Geometry) -> bool:
     return x.strides[geo.order[-2]] == x.itemsize != x.strides[geo.order[-1]]
 
 
+@ieee_arithmetic()
 def dequantize(data, scale, fmt: Format, geo: Geometry, scale_layout, per_tensor_scale, dtype):
     codes = layout.canonical(numpy_ops, np.asarray(data).view(np.uint8), geo)
     if fmt.is_fp4:

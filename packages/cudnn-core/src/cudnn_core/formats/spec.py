@@ -1,7 +1,9 @@
-"""Block-scaled formats as data: element types, scale types, block lengths. Imports only stdlib."""
+"""Block-scaled formats as data: element types, scale types, block lengths. Imports stdlib, float_env."""
 
 import struct
 from dataclasses import dataclass, replace
+
+from ..float_env import ieee_arithmetic
 
 FLOAT_MAX = 3.4028234663852886e38
 SCALE_LAYOUTS = ("atom", "logical", "physical", "plain")
@@ -48,6 +50,7 @@ class ElementType:
         return fraction * 2.0 ** (max(exponent - 1, 0) + self.min_exponent)
 
 
+@ieee_arithmetic()
 def float_bits(value: float) -> int:
     """The FP32 bit pattern of a non-negative number in range, Inf or NaN; to nearest even."""
     return struct.unpack("<I", struct.pack("<f", value))[0]

@@ -10,6 +10,7 @@ from functools import cache
 import torch
 
 from ..adapters.torch import ADAPTER
+from ..float_env import ieee_arithmetic
 from . import bits, layout
 from .spec import E2M1, E4M3, FLOAT_MAX, ElementType, Format, Geometry, scale_magnitude
 
@@ -17,7 +18,6 @@ ENGINES = ("hopper", "reference", "torch")
 _FP4 = getattr(torch, "float4_e2m1fn_x2", torch.uint8)
 # Pieces of this many elements keep the temporaries of the CPU path in cache.
 _PIECE = 1 << 18
-_SMALLEST = 5e-324
 
 
 class torch_ops:
@@ -58,6 +58,7 @@ def dtype_name(x) -> str:
 
 
 @cache
+@ieee_arithmetic()
 def _table(values: tuple, dtype, device):
     """A constant on the device; kept, so that later calls copy nothing from the host."""
     return torch.tensor(values, dtype=dtype, device=device)
@@ -79,8 +80,10 @@ def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale,
     return work(x, fmt, geo, scale_layout, per_tensor_scale, engine)
 
 
+@ieee_arithmetic()
 def quantize_now(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale, engine):
     """(data, scale, per-tensor scale) of x, which is None, True or a 0-d FP32 tensor."""
+    x = x.resolve_neg()  # the sign that a lazily negated view only notes down
     engine = engine or _default_engine(x)
     if engine == "hopper":
         from .kernels import host
@@ -102,9 +105,7 @@ def quantize_now(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_sc
 def _default_engine(x) -> str:
     if x.is_cuda:
         return "hopper"
-    # NumPy computes in this thread's mode, and torch.set_flush_denormal can change that.
-    flushes = _SMALLEST == 0.0
-    return "reference" if x.device.type == "cpu" and not flushes else "torch"
+    return "reference" if x.device.type == "cpu" else "torch"
 
 
 def publish_data(data, fmt: Format, geo: Geometry):
@@ -211,6 +212,7 @@ def dequantize(data, scale, fmt: Format, geo: Geometry, scale_layout, per_tensor
     return work(data, scale, fmt, geo, scale_layout, per_tensor_scale, dtype)
 
 
+@ieee_arithmetic()
 def dequantize_now(data, scale, fmt: Format, geo: Geometry, scale_layout, per_tensor_scale, dtype):
     codes = layout.canonical(torch_ops, data.detach().view(torch.uint8), geo)
     if fmt.is_fp4:

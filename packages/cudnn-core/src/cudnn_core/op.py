@@ -71,7 +71,7 @@ class Prepared:
         except (TypeError, ValueError):
             explain(self.op, (*inputs, *outputs))
             raise
-        return TupleDict(zip(self.names, outputs, strict=True))
+        return TupleDict.of(self.names, outputs)
 
 
 def launcher(

@@ -200,19 +200,40 @@ def _quick_empty(
     return allocate
 
 
+READY_SCALARS = 64
+
+
 def _words_on_gpu(make: Callable[[], Any], desc: TensorDesc, initial: float) -> Callable[[], Any]:
-    """`make`, then every 32-bit element set by a memset, which costs the host less than a fill kernel."""
+    """`make`, then every 32-bit element set by a memset, which costs the host less than a fill kernel.
+
+    Single elements on the legacy default stream come out of a block that one fill made ready before. Work on that
+    stream is ordered after that fill, and it is never captured into a graph, so each element is as fresh as its own
+    fill would leave it; each is handed out once and has a version counter of its own.
+    """
     fill, index, count = device_info.word_filler(), desc.device.index, desc.numel()
     word = int(element(desc.dtype, initial).view("uint32"))
     current_stream, current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
+    ready: list[torch.Tensor] = []
+
+    def more() -> torch.Tensor:
+        with torch.inference_mode(False):
+            block = torch.full((READY_SCALARS, *desc.shape), initial, device=f"cuda:{index}")
+            ready.extend(x.data for x in block.unbind())
+        return ready.pop()
 
     def allocate() -> Any:
-        x = make()
         # The driver's call wants the device's context current in this thread.
-        if current_device() == index and hasattr(_thread, "has_context"):
-            fill(x.data_ptr(), word, count, current_stream(index))
-            return x
-        return x.fill_(initial)
+        if current_device() != index or not hasattr(_thread, "has_context"):
+            return make().fill_(initial)
+        stream = current_stream(index)
+        if count == 1 and stream == 0:
+            try:
+                return ready.pop()
+            except IndexError:
+                return more()
+        x = make()
+        fill(x.data_ptr(), word, count, stream)
+        return x
 
     return allocate
 

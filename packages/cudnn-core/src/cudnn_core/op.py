@@ -211,7 +211,7 @@ class Op:
     def __call__(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...], stream: Any = None):
         """The wrapper door: TupleDict of fresh outputs. `attributes` in contract order."""
         adapter = adapter_of(inputs[0])
-        if adapter is not None and adapter.needs_op(inputs):
+        if adapter is not None and adapter.watches():
             return doors.call(self, inputs, attributes, stream)
         try:
             key = (attributes, adapter.key(inputs))
@@ -220,6 +220,9 @@ class Op:
             # An argument that is no tensor of this adapter, or an unhashable option: the slow way says which.
             key = prepared = None
         if prepared is None:
+            # Only calls on plain tensors are remembered, so their types are looked at here alone.
+            if adapter is not None and adapter.needs_op(inputs):
+                return doors.call(self, inputs, attributes, stream)
             prepared = self.prepare(inputs, attributes, key)
         return prepared(inputs, stream)
 

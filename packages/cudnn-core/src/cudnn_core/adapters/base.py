@@ -158,6 +158,10 @@ class Adapter(abc.ABC):
         """Whether `x` has a type of its own that wants to see every operation on it."""
         return False
 
+    def watches(self) -> bool:
+        """Whether the framework sees every operation now, whatever it is called on."""
+        return False
+
     def needs_op(self, arrays: Iterable[Any]) -> bool:
         """Whether a call on `arrays` must go through an op that the framework knows (`doors`)."""
         return False

@@ -71,8 +71,11 @@ class JaxAdapter(Adapter):
     def is_traced(self, x: Any) -> bool:
         return isinstance(x, jax.core.Tracer)
 
-    def needs_op(self, arrays: Iterable[Any]) -> bool:
+    def watches(self) -> bool:
         """Always: each operation is a JAX primitive, eager calls included."""
+        return True
+
+    def needs_op(self, arrays: Iterable[Any]) -> bool:
         return True
 
 

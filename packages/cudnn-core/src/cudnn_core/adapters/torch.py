@@ -46,10 +46,10 @@ class TorchAdapter(Adapter):
         return TensorDesc(dtype, shape, stride, None, _device(x.device), name=name)
 
     def metadata(self, x: Any) -> tuple:
-        return x.dtype, x.shape, x.stride(), x.device
+        return type(x), x.dtype, x.shape, x.stride(), x.device
 
     def key(self, arrays: Iterable[Any]) -> tuple:
-        return tuple([(x.dtype, x.shape, x.stride(), x.device) for x in arrays])
+        return tuple([(type(x), x.dtype, x.shape, x.stride(), x.device) for x in arrays])
 
     def device(self, x: Any) -> Device:
         return _device(x.device)
@@ -145,13 +145,17 @@ class TorchAdapter(Adapter):
             if x is not None and x.is_cuda:
                 x.record_stream(_stream(handle, _device(x.device)))
 
-    def is_traced(self, x: Any) -> bool:
-        """Whether torch compiles, or a dispatch mode or functorch transform is on, for any x."""
+    def watches(self) -> bool:
+        """Whether torch compiles, or a dispatch mode or functorch transform is on."""
         return (
             torch.compiler.is_compiling()  # first: the compiler itself traces this line
             or _dispatch_modes() > 0
             or _functorch_level() is not None
         )
+
+    def is_traced(self, x: Any) -> bool:
+        """As `watches`: torch records all operations or none."""
+        return self.watches()
 
     def is_subclass(self, x: Any) -> bool:
         return type(x) not in PLAIN_TYPES

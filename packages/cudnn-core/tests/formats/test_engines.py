@@ -248,17 +248,25 @@ def test_torch_records_no_gradient(torch):
     assert not dequantize(q["data"], q["scale"], "nvfp4").requires_grad
 
 
-def test_torch_flush_mode_changes_nothing(torch):
-    x = cases.inputs()["subnormal"]
-    theirs = quantize(x, "nvfp4")
-    own = torch.from_numpy(x)
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize(("name", "per_tensor_scale"), [("mxfp8", None), ("nvfp4", True)])
+def test_torch_flush_mode_changes_nothing(torch, library, name, per_tensor_scale):
+    def round_trip(x):
+        q = quantize(x, name, per_tensor_scale=per_tensor_scale)
+        return q, dequantize(q["data"], q["scale"], name, per_tensor_scale=q["per_tensor_scale"])
+
+    x = np.concatenate([cases.inputs()[kind] for kind in ("subnormal", "tiny")])
+    theirs, decoded = round_trip(x)
+    assert decoded.any(), "nothing here that a flush could lose"
+    own = to(library, x)
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor has no flush mode")
     try:
-        ours = quantize(own, "nvfp4")
+        ours, ours_decoded = round_trip(own)
     finally:
         torch.set_flush_denormal(False)
     assert_equal_results(ours, theirs)
+    np.testing.assert_array_equal(words(ours_decoded), words(decoded))
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])

@@ -1,4 +1,4 @@
-"""The law: every conversion and quantizer in NumPy. Imports numpy, ml_dtypes, formats.*.
+"""The law: every conversion and quantizer in NumPy. Imports numpy, ml_dtypes, float_env, formats.*.
 
 All arithmetic is IEEE FP32 with round-to-nearest-even and without flushing subnormals. For one
 block of values x (widened exactly to FP32) and a norm constant nc (1 unless given):
@@ -19,6 +19,7 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 
+from ..float_env import ieee_arithmetic
 from . import layout
 from .spec import E2M1, E4M3, FLOAT_MAX, ElementType, Format, Geometry, scale_magnitude
 
@@ -165,6 +166,7 @@ def min_nan(a, b):
 # --- what formats.api calls --------------------------------------------------------------------
 
 
+@ieee_arithmetic()
 def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale, engine=None):
     ordered = layout.canonical(numpy_ops, np.asarray(x), geo)
     wide = ordered.astype(np.float32)
@@ -199,6 +201,7 @@ def _rows_contiguous(x: np.ndarray, geo: Geometry) -> bool:
     return x.strides[geo.order[-2]] == x.itemsize != x.strides[geo.order[-1]]
 
 
+@ieee_arithmetic()
 def dequantize(data, scale, fmt: Format, geo: Geometry, scale_layout, per_tensor_scale, dtype):
     codes = layout.canonical(numpy_ops, np.asarray(data).view(np.uint8), geo)
     if fmt.is_fp4:

@@ -1,4 +1,4 @@
-"""Formats on PyTorch tensors. Imports torch and its adapter, formats.*.
+"""Formats on PyTorch tensors. Imports torch and its adapter, float_env, formats.*.
 
 CUDA tensors take the Hopper kernel, CPU tensors formats.reference (ten times as fast as chains of
 PyTorch operations), all others, and any on request, PyTorch operations. While torch.compile traces,
@@ -10,6 +10,7 @@ from functools import cache
 import torch
 
 from ..adapters.torch import ADAPTER
+from ..float_env import ieee_arithmetic
 from . import bits, layout
 from .spec import E2M1, E4M3, FLOAT_MAX, ElementType, Format, Geometry, scale_magnitude
 
@@ -17,7 +18,6 @@ ENGINES = ("hopper", "reference", "torch")
 _FP4 = getattr(torch, "float4_e2m1fn_x2", torch.uint8)
 # Pieces of this many elements keep the temporaries of the CPU path in cache.
 _PIECE = 1 << 18
-_SMALLEST = 5e-324
 
 
 class torch_ops:
@@ -86,6 +86,12 @@ def quantize_now(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_sc
         from .kernels import host
 
         return host.quantize(x, fmt, geo, scale_layout, per_tensor_scale)
+    return _quantize_without_kernel(x, fmt, geo, scale_layout, per_tensor_scale, engine)
+
+
+# torch.set_flush_denormal changes the arithmetic of this thread.
+@ieee_arithmetic()
+def _quantize_without_kernel(x, fmt, geo, scale_layout, per_tensor_scale, engine):
     if per_tensor_scale is True:
         per_tensor_scale = tensor_scale(x)
     constant = None
@@ -102,9 +108,7 @@ def quantize_now(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_sc
 def _default_engine(x) -> str:
     if x.is_cuda:
         return "hopper"
-    # NumPy computes in this thread's mode, and torch.set_flush_denormal can change that.
-    flushes = _SMALLEST == 0.0
-    return "reference" if x.device.type == "cpu" and not flushes else "torch"
+    return "reference" if x.device.type == "cpu" else "torch"
 
 
 def publish_data(data, fmt: Format, geo: Geometry):
@@ -211,6 +215,7 @@ def dequantize(data, scale, fmt: Format, geo: Geometry, scale_layout, per_tensor
     return work(data, scale, fmt, geo, scale_layout, per_tensor_scale, dtype)
 
 
+@ieee_arithmetic()
 def dequantize_now(data, scale, fmt: Format, geo: Geometry, scale_layout, per_tensor_scale, dtype):
     codes = layout.canonical(torch_ops, data.detach().view(torch.uint8), geo)
     if fmt.is_fp4:

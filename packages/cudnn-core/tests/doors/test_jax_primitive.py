@@ -155,3 +155,22 @@ def test_what_is_refused():
         toy(x, w, stream=0)
     with pytest.raises(NotImplementedError, match="Differentiation rule for 'toy' not implemented"):
         jax.grad(lambda x: call(x, w)[0].sum())(x)
+
+
+@pytest.mark.parametrize("mapped", [(0, None), (None, 0), (0, 0)], ids=["x", "w", "both"])
+def test_vmap_of_nothing(mapped):
+    x, w = (a if axis is None else a[None][:0] for a, axis in zip(arrays(), mapped, strict=True))
+    y, top = jax.vmap(call, in_axes=mapped)(x, w)
+    assert y.shape == (0, 5, 4, 1) and top.shape == (0, 1, 1, 1)
+
+
+@pytest.mark.parametrize("sizes", [(0, 2), (2, 0), (0, 0)], ids=str)
+@pytest.mark.parametrize("inner", [(0, 0), (0, None)], ids=["both", "x"])
+def test_nested_vmap_of_nothing(sizes, inner):
+    x, w = arrays()
+    x = jnp.zeros((*sizes, *x.shape))
+    w = jnp.zeros(
+        (*(s for s, axis in zip(sizes, (0, inner[1]), strict=True) if axis == 0), *w.shape)
+    )
+    y, top = jax.vmap(jax.vmap(call, in_axes=inner))(x, w)
+    assert y.shape == (*sizes, 5, 4, 1) and top.shape == (*sizes, 1, 1, 1)

@@ -298,6 +298,27 @@ def test_lazily_negated_views_keep_their_sign(torch):
         )
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize(("name", "per_tensor_scale"), [("mxfp8", None), ("nvfp4", True)])
+def test_torch_flush_mode_changes_nothing(torch, library, name, per_tensor_scale):
+    def round_trip(x):
+        q = quantize(x, name, per_tensor_scale=per_tensor_scale)
+        return q, dequantize(q["data"], q["scale"], name, per_tensor_scale=q["per_tensor_scale"])
+
+    x = np.concatenate([cases.inputs()[kind] for kind in ("subnormal", "tiny")])
+    theirs, decoded = round_trip(x)
+    assert decoded.any(), "nothing here that a flush could lose"
+    own = to(library, x)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor has no flush mode")
+    try:
+        ours, ours_decoded = round_trip(own)
+    finally:
+        torch.set_flush_denormal(False)
+    assert_equal_results(ours, theirs)
+    np.testing.assert_array_equal(words(ours_decoded), words(decoded))
+
+
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_torch_compile_has_no_break_and_the_same_bits(torch, name, backend):

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from itertools import product
 
 from cudnn_core.cache import KernelSource
-from cudnn_core.contract import Contract, Problem
-from cudnn_core.dtypes import as_dtype
+from cudnn_core.contract import Contract, Problem, ScaleFactor
 from cudnn_core.hopper.tile import TileConfig
 from cudnn_core.plan import Plan
-from cudnn_core.tensor_desc import Device, TensorDesc
+from cudnn_core.tensor_desc import TensorDesc
 
 from .config import RECIPES, BlockScaledGemm
 
@@ -139,13 +138,11 @@ def example(
 def _matrix(name: str, dtype: str, shape: tuple[int, int], first_contiguous: bool) -> TensorDesc:
     rows, columns = shape
     stride = (1, rows, rows * columns) if first_contiguous else (columns, 1, rows * columns)
-    device = Device("cuda", 0)
-    return TensorDesc(as_dtype(dtype), (rows, columns, 1), stride, None, device, name=name)
+    return TensorDesc.of(dtype, (rows, columns, 1), stride, "cuda:0", name)
 
 
 def _scales(name: str, dtype: str, rows: int, k: int, vec: int, form: str) -> TensorDesc:
     r, q = -(-rows // 128), -(-k // (4 * vec))
-    physical = (1, r, q, 32, 4, 4), (512 * q * r, 512 * q, 512, 16, 4, 1)
-    logical = (32, 4, r, 4, q, 1), (16, 4, 512 * q, 1, 512, 512 * q * r)
-    shape, stride = physical if form == "physical" else logical
-    return TensorDesc(as_dtype(dtype), shape, stride, None, Device("cuda", 0), name=name)
+    shape = (1, r, q, 32, 4, 4) if form == "physical" else (32, 4, r, 4, q, 1)
+    stride = ScaleFactor.strides(shape, form == "physical")
+    return TensorDesc.of(dtype, shape, stride, "cuda:0", name)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..dtypes import FLOAT4_E2M1FN, FLOAT8_E8M0FNU, FLOAT32, INT8, UINT8, DType
+from ..dtypes import FLOAT8_E8M0FNU, FLOAT32, INT8, UINT8, DType
 from ..errors import axes, mismatch, one_of
-from ..tensor_desc import Device, TensorDesc, contiguous_stride, logical_fp4
+from ..tensor_desc import Device, TensorDesc, contiguous_stride
 from .dims import Dims
 
 ATOM_ROWS, ATOM_BLOCKS = 128, 4
@@ -93,7 +93,7 @@ class Matrix(Operand):
         tma = self._tma_ready(logical, major)
         if self.aligned and not tma:
             raise ValueError(self._alignment_message(logical, major))
-        container = "uint8" if desc.dtype is UINT8 else "native"
+        container = "uint8" if logical.interpret_uint8_as_fp4x2 else "native"
         return OperandPlan(self.name, logical.dtype.name, container, major, tma)
 
     def _major(self, desc: TensorDesc, wanted: str | None) -> str:
@@ -174,7 +174,7 @@ class Matrix(Operand):
         elif dtype.is_fp4:
             _halved(shape, contiguous, self.name, self.dims)
         order = [contiguous, *(axis for axis in range(len(shape)) if axis != contiguous)]
-        return make_desc(dtype, shape, compact_stride(shape, order), device, self.name)
+        return TensorDesc.of(dtype, shape, compact_stride(shape, order), device, self.name)
 
 
 def _halved(shape: tuple[int, ...], axis: int, name: str, dims: tuple[str, ...]):
@@ -193,18 +193,12 @@ def compact_stride(shape: tuple[int, ...], order: list[int]) -> tuple[int, ...]:
     return tuple(stride)
 
 
-def make_desc(dtype: DType, shape, stride, device: Device, name: str) -> TensorDesc:
-    """A TensorDesc whose stride order is left to be derived."""
-    return TensorDesc(dtype, shape, stride, None, device, name=name)
-
-
 def as_logical_fp4(desc: TensorDesc, axis: int, label: str) -> TensorDesc:
     """A uint8 container read as FP4 packed along `axis`: that extent doubles, the other strides double."""
     if desc.shape[axis] != 1 and desc.stride[axis] != 1:
         got = f"shape {tuple(desc.shape)} with strides {tuple(desc.stride)}"
         raise ValueError(mismatch(label, f"packed FP4 bytes contiguous along axis {axis}", got))
-    shape, stride = logical_fp4(desc.shape, desc.stride, axis)
-    return make_desc(FLOAT4_E2M1FN, shape, stride, desc.device, label)
+    return desc.as_fp4(axis)
 
 
 @dataclass(frozen=True)
@@ -300,4 +294,4 @@ class ScalarTensor(Operand):
 
     def describe(self, dims: Mapping[str, int], attributes: Mapping[str, Any], device: Device):
         shape = self.shape(dims, attributes)
-        return make_desc(FLOAT32, shape, contiguous_stride(shape), device, self.name)
+        return TensorDesc.of(FLOAT32, shape, None, device, self.name)

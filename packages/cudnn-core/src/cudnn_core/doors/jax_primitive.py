@@ -9,6 +9,7 @@ and (L, R, Q, 32, 4, 4) for scale factors as ever; an operand that no vmap maps 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -95,12 +96,17 @@ def _problem(op: Op, avals, attributes: tuple, batched: bool, platform: str = "c
     """Bind the contract to JAX shapes."""
     named = dict(attributes) | (_batch_attributes(op) if batched else {})
     device = _device(platform)
-    batch = max((a.shape[0] for a in avals if a.ndim), default=1) if batched else 1
+    batch = _common_extent(a.shape[0] for a in avals) if batched else 1
     descs = [
         _desc(operand, aval, batched, batch, device)
         for operand, aval in zip(op.contract.inputs, avals, strict=True)
     ]
     return op.contract.bind(descs, named)
+
+
+def _common_extent(extents: Iterable[int]) -> int:
+    """The batch extent of operands that have it, or 1: an operand that serves every batch, be there none."""
+    return next((extent for extent in extents if extent != 1), 1)
 
 
 def _batch_attributes(op: Op) -> dict[str, str]:
@@ -147,8 +153,7 @@ def _batch(op: Op, prim: Primitive, args, dims, *, attributes: tuple, batched: b
     merge = _merge_batched if batched else _merge_unbatched
     outputs = prim.bind(*merge(op, moved), attributes=attributes, batched=True)
     if batched:
-        size = next(x.shape[0] for x, mapped in moved if mapped)
-        split = [y.reshape(size, y.shape[0] // size, *y.shape[1:]) for y in outputs]
+        split = [y.reshape(*_merged_extents(moved), *y.shape[1:]) for y in outputs]
     else:
         split = [
             y[:, None] if _is_blocked(operand) else y[..., None]
@@ -168,8 +173,7 @@ def _merge_unbatched(op: Op, moved) -> list[jax.Array]:
 
 def _merge_batched(op: Op, moved) -> list[jax.Array]:
     """(B, L, M, K) or (L, M, K) -> (B * L, M, K); an operand that no vmap maps keeps its extent of 1."""
-    size = next(x.shape[0] for x, mapped in moved if mapped)
-    inner = max(x.shape[1 if mapped else 0] for x, mapped in moved)
+    size, inner = _merged_extents(moved)
     merged = []
     for x, mapped in moved:
         if not mapped and x.shape[0] == 1:
@@ -179,6 +183,12 @@ def _merge_batched(op: Op, moved) -> list[jax.Array]:
         full = jnp.broadcast_to(x, (size, inner, *x.shape[2:]))
         merged.append(full.reshape(size * inner, *x.shape[2:]))
     return merged
+
+
+def _merged_extents(moved) -> tuple[int, int]:
+    """(extent of the new mapped axis, L as it was), whose product is the new L."""
+    size = next(x.shape[0] for x, mapped in moved if mapped)
+    return size, _common_extent(x.shape[1 if mapped else 0] for x, mapped in moved)
 
 
 def _on_cpu(op: Op):
@@ -211,7 +221,7 @@ def _contract_views(op: Op, inputs, outputs, batched: bool) -> list[np.ndarray]:
     arrays = [*inputs, *outputs]
     if not batched:
         return arrays
-    batch = max(x.shape[0] for x in inputs)
+    batch = _common_extent(x.shape[0] for x in inputs)
     views = []
     for operand, x in zip((*op.contract.inputs, *op.contract.outputs), arrays, strict=True):
         if x.shape[0] != batch:

@@ -1,4 +1,4 @@
-"""Formats on PyTorch tensors. Imports torch and its adapter, formats.*.
+"""Formats on PyTorch tensors. Imports torch and its adapter, float_env, formats.*.
 
 CUDA tensors take the Hopper kernel, CPU tensors formats.reference (ten times as fast as chains of
 PyTorch operations), all others, and any on request, PyTorch operations. While torch.compile traces,
@@ -89,6 +89,12 @@ def quantize_now(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_sc
         from .kernels import host
 
         return host.quantize(x, fmt, geo, scale_layout, per_tensor_scale)
+    return _quantize_without_kernel(x, fmt, geo, scale_layout, per_tensor_scale, engine)
+
+
+# torch.set_flush_denormal changes the arithmetic of this thread.
+@ieee_arithmetic()
+def _quantize_without_kernel(x, fmt, geo, scale_layout, per_tensor_scale, engine):
     if per_tensor_scale is True:
         per_tensor_scale = tensor_scale(x)
     constant = None

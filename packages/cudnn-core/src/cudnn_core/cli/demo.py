@@ -124,8 +124,9 @@ def _show_cases(console: Console, measured: list[Measured]) -> None:
     console.print(make_table(console, _COLUMNS, map(_cells, measured)))
     console.print()
     console.print(
-        "error: relative, in the Frobenius norm, against float64 on the same operands.\n"
-        "also: relative errors of the other results. time: median of one call."
+        "shape: MxNxK. error: relative, in the Frobenius norm, against float64 on the\n"
+        "same operands. also: relative errors of the other results.\n"
+        "time: median of one call."
     )
 
 
@@ -178,13 +179,18 @@ def _verdict(console: Console, measured: list[Measured]) -> int:
                 f"[bold red]MISS[/bold red] {row.case.op} {row.case.formats} {row.case.shape}: "
                 f"{name} is {error} off, {allowed} is allowed"
             )
+    if not wrong:
+        console.print("Every error of the first table is within its tolerance.")
     return 1 if wrong else 0
 
 
 def _check_plot(plot: Path) -> None:
     """Raises NoPlot, before anything has run, when the picture could not be made."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise NoPlot("--plot needs matplotlib, which is not installed; pip install matplotlib")
+        raise NoPlot(
+            "--plot needs matplotlib, which is not installed; pip install matplotlib, "
+            "or from a clone: uv run --extra plot cudnn demo --plot FILE.png"
+        )
     if plot.suffix.lower() not in _PICTURES:
         raise NoPlot(f"--plot: expected a file name ending in {', '.join(_PICTURES)}, got {plot}")
     if not os.access(plot.absolute().parent, os.W_OK):

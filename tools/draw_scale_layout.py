@@ -10,7 +10,7 @@ TARGET = Path(__file__).resolve().parents[1] / "docs/concepts/scale-layout.svg"
 INK, PAPER, MARK = "#263238", "#fafafa", "#c62828"
 BANDS = ("#b3e5fc", "#c8e6c9", "#ffe0b2", "#e1bee7")  # rows 0-31, 32-63, 64-95, 96-127
 ROW, BLOCK = 70, 2  # the scale followed through the picture
-WIDTH, HEIGHT = 960, 470
+WIDTH, HEIGHT = 904, 440
 
 
 def offset(row, block, block_atoms):
@@ -41,7 +41,7 @@ def caption(x, title, *lines):
 def all_atoms(left, top):
     """The scale matrix of an operand, cut into atoms, each with the byte it starts at."""
     width, height, columns, rows = 74, 92, 3, 3
-    parts = caption(left + 111, "Scales of one operand", "R rows, one scale for each block of K")
+    parts = caption(left + 111, "Scales of one operand", "here 3 x 3 atoms: R = 3, Q = 3")
     for i in range(rows):
         for j in range(columns):
             first = i == j == 0
@@ -79,7 +79,7 @@ def one_atom(left, top):
     x, y = left + BLOCK * width, top + ROW * band / 32
     return [
         *parts,
-        text(left - 8, top - 8, "rows", 11, "end"),
+        text(left - 8, top - 8, "rows, blocks", 11, "end"),
         box(x, y - 4, width, 8, MARK, MARK, 1),
         text(left + 68, top + 4 * band + 24, f"row {ROW}, block {BLOCK}", 12, fill=MARK),
     ]
@@ -89,7 +89,7 @@ def in_memory(left, top):
     """The same atom in memory: 32 lines of 16 bytes, four bytes from each band."""
     width, height = 20, 22
     lines = (0, 1, None, 5, ROW % 32, 7, None, 30, 31)
-    parts = caption(left + 160, "The same atom in memory", "32 lines of 16 bytes")
+    parts = caption(left + 160, "The same atom in memory", "32 lines of 16 bytes: four of each row")
     for byte in range(16):
         parts.append(text(left + byte * width + width / 2, top - 8, byte, 11))
     for place, line in enumerate(lines):
@@ -98,11 +98,13 @@ def in_memory(left, top):
             parts.append(text(left + 160, y + height / 2 + 2, "...", 14))
             continue
         parts.append(text(left - 8, y + 15, f"line {line}", 11, "end"))
-        for byte in range(16):
-            parts.append(box(left + byte * width, y, width, height, BANDS[byte // 4], INK, 0.2))
-        for quarter in range(4):
-            x = left + quarter * 4 * width + 2 * width
-            parts.append(text(x, y + 15, f"row {line + 32 * quarter}", 11))
+        for quarter, color in enumerate(BANDS):
+            x = left + quarter * 4 * width
+            parts.append(box(x, y, 4 * width, height, color, INK, 0.4))
+            # Short ticks part the bytes and leave the words readable.
+            for byte in range(1, 4):
+                parts.append(box(x + byte * width, y + height - 5, 0.8, 5, INK, "none", 0))
+            parts.append(text(x + 3, y + 14, f"row {line + 32 * quarter}", 11, "start"))
         if line == ROW % 32:
             byte = offset(ROW, BLOCK, 3) % 16
             parts.append(box(left + byte * width, y, width, height, "none", MARK, 2.2))
@@ -119,8 +121,8 @@ def draw():
         "<title>The 128x4 scale layout</title>",
         box(0, 0, WIDTH, HEIGHT, PAPER, "none", 0),
         *all_atoms(66, 102),
-        *one_atom(362, 102),
-        *in_memory(606, 102),
+        *one_atom(376, 102),
+        *in_memory(572, 102),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"

@@ -56,4 +56,10 @@ COMING = {
     **UNPLANNED,
 }
 
-__getattr__, __dir__ = attach(__name__, NAMES, submodules=SUBMODULES, coming=COMING)
+__getattr__, __dir__ = attach(
+    __name__,
+    NAMES,
+    submodules=SUBMODULES,
+    needs={"jax": "jax", "torch": "torch"},
+    coming=COMING,
+)

@@ -205,3 +205,14 @@ def test_module_and_script_are_the_same_command():
 
 def test_editors_see_the_same_names():
     assert stub_names(cudnn) == {*cudnn.NAMES, *cudnn.SUBMODULES}
+
+
+def test_help_works_without_a_framework():
+    text = run(
+        "import importlib.util, pydoc, cudnn\n"
+        "find = importlib.util.find_spec\n"
+        "absent = ('torch', 'jax')\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name in absent else find(name, *rest)\n"
+        "print(pydoc.render_doc(cudnn))"
+    )
+    assert "Fused low-precision GPU kernels" in text

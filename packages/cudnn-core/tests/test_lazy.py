@@ -18,7 +18,8 @@ def package(tmp_path, monkeypatch):
         "NAMES = {'good': 'lazy_sample.home', 'renamed': 'lazy_sample.home:good',\n"
         "         'absent': 'lazy_sample.needs_absent', 'old': 'lazy_sample.needs_dsl',\n"
         "         'broken': 'lazy_sample.broken', 'typo': 'lazy_sample.home'}\n"
-        "__getattr__, __dir__ = attach(__name__, NAMES, submodules=('home',),\n"
+        "__getattr__, __dir__ = attach(__name__, NAMES, submodules=('home', 'other'),\n"
+        "                              needs={'other': 'absent_module'},\n"
         "                              coming={'later': 'it is coming to lazy-sample'})\n"
     )
     (root / "home.py").write_text("good = object()\n")
@@ -72,7 +73,7 @@ def test_coming_name_says_so_through_both_doors(package):
 def test_dir_lists_what_can_be_used(package):
     names = dir(package)
     assert {"good", "renamed", "home"} <= set(names)
-    assert not {"later", "NAMES", "attach"} & set(names)
+    assert not {"later", "other", "NAMES", "attach"} & set(names)
 
 
 def test_missing_module_is_named_with_a_hint(package):

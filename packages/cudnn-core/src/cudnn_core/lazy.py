@@ -31,11 +31,13 @@ _HINTS = {
 }
 
 
-def attach(module, names, *, submodules=(), coming=None, only=None):
+def attach(module, names, *, submodules=(), needs=None, coming=None, only=None):
     """Return `(__getattr__, __dir__)` for the package called `module`.
 
     names: public name -> "home.module", or "home.module:attribute" where the names differ.
     submodules: names served by importing `module.<name>`; their own errors pass through.
+    needs: submodule -> the module it means nothing without. `dir` leaves it out while that one is
+        not installed, because `help` and `inspect` use every name that `dir` lists.
     coming: public name -> sentence. Using such a name raises NotImplementedError with it.
     only: the names to serve out of both tables; all when None.
 
@@ -44,6 +46,7 @@ def attach(module, names, *, submodules=(), coming=None, only=None):
     NotImplementedError for a coming one; ImportError, with the original as its cause, for
     anything that goes wrong while a name loads.
     """
+    needs = needs or {}
     coming = coming or {}
     if only is not None:
         names = {name: names[name] for name in only if name in names}
@@ -66,7 +69,8 @@ def attach(module, names, *, submodules=(), coming=None, only=None):
     def __dir__():
         # The tables themselves and what they were built with are nobody's business.
         here = vars(sys.modules[module])
-        return sorted({*(n for n in here if n.startswith("__")), *names, *submodules})
+        usable = (n for n in submodules if n not in needs or _installed(needs[n]))
+        return sorted({*(n for n in here if n.startswith("__")), *names, *usable})
 
     return __getattr__, __dir__
 
@@ -77,12 +81,16 @@ def require(module, *needed):
     For packages that mean nothing without a framework (`cudnn.jax`); the framework itself is not
     imported.
     """
-    from importlib.util import find_spec
-
     for name in needed:
-        if name not in sys.modules and find_spec(name) is None:
+        if not _installed(name):
             error = ModuleNotFoundError(f"No module named {name!r}", name=name)
             raise ImportError(explain(module, error), name=name) from error
+
+
+def _installed(module):
+    from importlib.util import find_spec
+
+    return module in sys.modules or find_spec(module) is not None
 
 
 def explain(name, error):

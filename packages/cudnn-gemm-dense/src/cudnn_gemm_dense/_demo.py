@@ -104,8 +104,8 @@ def studies(place: Place, block: FeedForward | None) -> Iterator[Study]:
         steps=len(variants) + 2,
         rows=partial(_cost_rows, place, block, variants),
         notes=(
-            "Relative errors. kernel: the GEMMs against float64 on the same quantized operands.",
-            "The others: against float64 on the operands before they were quantized.",
+            "Relative errors. kernel: both GEMMs against float64 on the quantized operands;",
+            "the others: against float64 on the operands before they were quantized.",
             "Bias and exact GELU are float32. nvfp4+: with a per-tensor scale.",
         ),
         draw=draw,

@@ -373,9 +373,7 @@ def test_misaligned_base_pointer(case, index, name, offset):
     inputs = list(data.inputs("cuda"))
     run(data, inputs)
     inputs[index] = data.inputs("cuda", offset=offset)[index]
-    with pytest.raises(
-        ValueError, match=f"{name}: expected a base address aligned to 16 bytes"
-    ):
+    with pytest.raises(ValueError, match=f"{name}: expected a base address aligned to 16 bytes"):
         run(data, inputs)
 
 
@@ -386,9 +384,7 @@ def test_misaligned_output(case):
     flat = torch.zeros(case.l * case.m * case.n + 4, device="cuda")
     shape, strides = tensors[4].shape, tensors[4].stride()
     shifted = flat[1:].as_strided(shape, strides, storage_offset=1)
-    with pytest.raises(
-        ValueError, match="c_tensor: expected a base address aligned to 16 bytes"
-    ):
+    with pytest.raises(ValueError, match="c_tensor: expected a base address aligned to 16 bytes"):
         op.execute(*tensors[:4], shifted, tensors[5])
 
 

@@ -13,6 +13,7 @@ import time
 import torch
 
 import cudnn
+from cudnn_core.engine import select
 from cudnn_gemm_dense.amax import OP
 
 CALLS, DRAIN = 1000, 100
@@ -44,8 +45,9 @@ def main() -> int:
     amax = torch.zeros(1, 1, 1, device="cuda")
     op = cudnn.GemmAmax(a, b, sfa, sfb, c, amax)
     op.compile()
-    prepared = OP.prepare((a, b, sfa, sfb), ())
-    bare, scalars = prepared.executable.call, prepared.scalars
+    problem = OP.bind((a, b, sfa, sfb), ())[1]
+    engine = select(OP.engines, problem)
+    bare, scalars = engine.compile(engine.plan(problem)).call, engine.scalars(problem)
     stream = torch.cuda.current_stream().cuda_stream
     z = torch.empty(128, device="cuda")
     rows = {

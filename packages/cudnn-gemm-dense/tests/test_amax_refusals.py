@@ -203,7 +203,14 @@ def test_7_scale_shapes(name, shape):
         rf"sample_{name}: expected shape \(32, 4, 1, 4, 1, 1\) .*contiguous",
         **{name: change},
     )
-    assert f"got shape {shape}" in message and "cudnn.pack_scales makes this layout" in message
+    assert f"got shape {shape}" in message and "= 128, K = 128, sf_vec_size = 32" in message
+    assert ("cudnn.pack_scales makes this layout" in message) == (len(shape) < 6)
+
+
+def test_scales_of_another_vector_length_are_recognized():
+    desc = TensorDesc.of("float8_e8m0fnu", (1, 1, 2, 32, 4, 4))
+    message = refuse(ValueError, "sample_sfa", sfa={"shape": desc.shape, "stride": desc.stride})
+    assert "these look like scales for sf_vec_size = 16" in message
 
 
 @pytest.mark.parametrize(

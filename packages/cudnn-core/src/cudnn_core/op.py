@@ -172,9 +172,21 @@ def odd_strides(op: Op, problem: Problem) -> dict[int, tuple[int, ...]]:
     return restrided
 
 
-def log_reinterpretations(logger: logging.Logger, problem: Problem) -> None:
-    """One WARNING for each operand whose container says less than what it is taken for."""
+_told: set[tuple[str, str, str]] = set()
+
+
+def log_reinterpretations(logger: logging.Logger, problem: Problem, packs_fp4: bool) -> None:
+    """A WARNING, once a process, for each operand whose container says less than what it is taken for.
+
+    packs_fp4: the framework has a dtype for packed FP4; in others uint8 is the only way, and nothing is said.
+    """
     for operand in problem.signature.operands:
+        told = (logger.name, operand.name, operand.container)
+        if operand.container == "native" or told in _told:
+            continue
+        if operand.container == "uint8" and not packs_fp4:
+            continue
+        _told.add(told)
         if operand.container == "uint8":
             logger.warning("%s: uint8 treated as packed fp4 (float4_e2m1fn_x2)", operand.name)
         elif operand.container == "int8":
@@ -261,7 +273,8 @@ class Op:
     ) -> Prepared:
         """Bind, select, compile or load; remembered under `key`, the oldest call forgotten beyond a bound."""
         adapter, problem = self.bind(inputs, attributes)
-        log_reinterpretations(logging.getLogger(self.namespace), problem)
+        logger = logging.getLogger(self.namespace)
+        log_reinterpretations(logger, problem, adapter.packs_fp4)
         prepared = Prepared(self, adapter, problem)
         if key is not None:
             with self._lock:
@@ -311,7 +324,8 @@ class OpClass(APIBase):
     def __init__(self, samples: dict[str, Any], attributes: dict[str, Any]) -> None:
         super().__init__()
         present = {name: x for name, x in samples.items() if x is not None}
-        common(present, type(self).__name__, allow_metadata=True)
+        adapter, _ = common(present, type(self).__name__, allow_metadata=True)
+        self._packs_fp4 = adapter.packs_fp4
         self._descs = tuple(
             None if x is None else replace(adapter_of(x).describe(x, name), name=name)
             for name, x in samples.items()
@@ -322,7 +336,7 @@ class OpClass(APIBase):
     def check_support(self) -> bool:
         """True, or ValueError / NotImplementedError for the tensors and options, then RuntimeError for the device."""
         self._problem = self.op.contract.bind(self._descs, self._attributes)
-        log_reinterpretations(self._logger, self._problem)
+        log_reinterpretations(self._logger, self._problem, self._packs_fp4)
         self._engine = select(self.op.engines, self._problem)
         self._is_supported = True
         return True

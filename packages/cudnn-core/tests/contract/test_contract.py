@@ -288,7 +288,7 @@ def test_scale_factor_strides_and_dtypes():
     dims = dims_of(M=200, K=256, L=2)
     physical = desc(FLOAT8_E8M0FNU, (2, 2, 2, 32, 4, 4))
     logical = physical.permute(3, 4, 1, 5, 2, 0)
-    with pytest.raises(ValueError, match="sf: .*with strides.*cudnn.pack_scales makes this layout"):
+    with pytest.raises(ValueError, match="sf: .*with strides.*the memory order is the layout"):
         SF.bind(logical.contiguous(), dims, {"vec": 32})
     with pytest.raises(ValueError, match="sf: .*contiguous shape"):
         SF.bind(

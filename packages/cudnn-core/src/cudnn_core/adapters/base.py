@@ -52,6 +52,8 @@ class Adapter(abc.ABC):
     """
 
     name: ClassVar[str]
+    # Whether the framework has a dtype for two FP4 codes in a byte.
+    packs_fp4: ClassVar[bool] = False
 
     @abc.abstractmethod
     def describe(self, x: Any, name: str = "") -> TensorDesc:

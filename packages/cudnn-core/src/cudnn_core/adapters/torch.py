@@ -32,6 +32,7 @@ class TorchAdapter(Adapter):
     """torch.Tensor on any device. FP4 is float4_e2m1fn_x2, or uint8 where torch lacks it."""
 
     name = "torch"
+    packs_fp4 = HAS_FP4
 
     def describe(self, x: Any, name: str = "") -> TensorDesc:
         dtype = as_dtype(x.dtype, f"{name or 'tensor'} dtype")

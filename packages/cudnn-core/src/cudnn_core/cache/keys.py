@@ -19,7 +19,7 @@ from cudnn_core.cache import toolchain
 
 _CORE = Path(__file__).resolve().parents[1]
 # Device code that any kernel may inline, and the module that sets the compile options.
-_CORE_SOURCES = ("hopper", "formats/kernels", "jit.py")
+_CORE_SOURCES = ("hopper", "formats/kernels", "float_env.py", "jit.py")
 
 Source = ModuleType | Path | str
 

@@ -55,9 +55,9 @@ def _check_rank(desc: TensorDesc, dims: tuple[str, ...], name: str) -> None:
         raise ValueError(mismatch(name, expected, f"shape {tuple(desc.shape)}", hint))
 
 
-def _check_dtype(dtype: DType, allowed: Mapping[str, DType], name: str) -> None:
+def _check_dtype(dtype: DType, allowed: Mapping[str, DType], name: str, hint: str = "") -> None:
     if dtype.name not in allowed:
-        raise ValueError(mismatch(name, f"dtype {one_of(allowed)}", dtype.name))
+        raise ValueError(mismatch(name, f"dtype {one_of(allowed)}", dtype.name, hint))
 
 
 def _named(dtypes: tuple[DType, ...]) -> dict[str, DType]:
@@ -83,7 +83,9 @@ class Matrix(Operand):
     def bind(self, desc: TensorDesc, dims: Dims, attributes: Mapping[str, Any]) -> OperandPlan:
         label = desc.name or self.name
         _check_rank(desc, self.dims, label)
-        _check_dtype(desc.dtype, _named(self.dtypes), label)
+        wide = desc.dtype.name.startswith(("float16", "bfloat16", "float32", "float64"))
+        hint = "cudnn.quantize makes block-scaled operands" if wide and not self.output else ""
+        _check_dtype(desc.dtype, _named(self.dtypes), label, hint)
         logical = desc
         if desc.dtype is UINT8:
             logical = as_logical_fp4(desc, self.dims.index(self.majors[self.fp4_major]), label)
@@ -158,7 +160,8 @@ class Matrix(Operand):
             f"({quantum} elements of {desc.dtype.name})"
         )
         got = f"{axis} = {desc.shape[self.dims.index(axis)]}, strides {tuple(desc.stride)}"
-        return mismatch(desc.name or self.name, expected, got)
+        hint = "pad K with zeros" if axis == "K" else ""
+        return mismatch(desc.name or self.name, expected, got, hint)
 
     def describe(self, dims: Mapping[str, int], attributes: Mapping[str, Any], device: Device):
         """The compact output of the asked dtype and major; FP4 packed along the contiguous axis."""
@@ -216,7 +219,8 @@ class ScaleFactor(Operand):
 
     def bind(self, desc: TensorDesc, dims: Dims, attributes: Mapping[str, Any]) -> OperandPlan:
         allowed = _named(self.dtypes) | ({"int8": INT8} if self.int8_is_e8m0 else {})
-        _check_dtype(desc.dtype, allowed, desc.name or self.name)
+        hint = "a view of the bytes as a scale dtype is free" if desc.dtype is UINT8 else ""
+        _check_dtype(desc.dtype, allowed, desc.name or self.name, hint)
         atoms_r, atoms_q, batch = self.atoms(dims, attributes)
         logical = (32, 4, atoms_r, 4, atoms_q, batch)
         physical = (batch, atoms_r, atoms_q, 32, 4, 4)
@@ -226,7 +230,7 @@ class ScaleFactor(Operand):
         elif len(shape) == 6 and shape == physical and self._strides_ok(desc, physical):
             form = "physical"
         else:
-            raise ValueError(self._message(desc, logical, physical))
+            raise ValueError(self._message(desc, logical, physical, dims, attributes))
         dtype = FLOAT8_E8M0FNU if desc.dtype is INT8 else desc.dtype
         return OperandPlan(self.name, dtype.name, "int8" if desc.dtype is INT8 else "native", form)
 
@@ -253,15 +257,26 @@ class ScaleFactor(Operand):
             for extent, got, want in zip(shape, desc.stride, expected, strict=True)
         )
 
-    def _message(self, desc: TensorDesc, logical, physical) -> str:
+    def _message(self, desc: TensorDesc, logical, physical, dims, attributes) -> str:
+        rows, contraction, _ = self.dims
+        vec = attributes[self.vec_from]
         expected = (
-            f"shape {logical} with strides {self.strides(logical, False)} "
-            f"or contiguous shape {physical}"
+            f"shape {logical} with strides {self.strides(logical, False)} or contiguous shape "
+            f"{physical} ({rows} = {dims[rows]}, {contraction} = {dims[contraction]}, "
+            f"{self.vec_from} = {vec})"
         )
-        got = f"shape {tuple(desc.shape)} with strides {tuple(desc.stride)}"
-        return mismatch(
-            desc.name or self.name, expected, got, "cudnn.pack_scales makes this layout"
-        )
+        shape = tuple(desc.shape)
+        got = f"shape {shape} with strides {tuple(desc.stride)}"
+        if shape in (logical, physical):
+            hint = "the memory order is the layout, and a copy such as .contiguous() changes it"
+        elif len(shape) < 6:
+            hint = "cudnn.pack_scales makes this layout from plain scales"
+        else:
+            other = 16 if vec == 32 else 32
+            _, atoms_q, _ = self.atoms(dims, {self.vec_from: other})
+            fits = atoms_q in (shape[4], shape[2]) and atoms_q not in (logical[4], physical[2])
+            hint = f"these look like scales for {self.vec_from} = {other}" if fits else ""
+        return mismatch(desc.name or self.name, expected, got, hint)
 
 
 @dataclass(frozen=True)

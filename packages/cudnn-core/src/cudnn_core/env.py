@@ -99,7 +99,8 @@ _ROWS = (
         "CUTE_DSL_ARCH",
         None,
         "when a kernel is compiled",
-        "target architecture of the DSL, such as sm_90a; unset: that of the device",
+        "the architecture that the DSL assumes for this machine; kernels are compiled for sm_90a "
+        "whatever it says",
     ),
 )
 

@@ -306,6 +306,7 @@ def cuda(monkeypatch):
     monkeypatch.setattr(
         torch._C, "_cuda_getCurrentRawStream", lambda index: state.stream, raising=False
     )
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: state.device, raising=False)
     monkeypatch.setattr(module.device_info, "ensure_context", state.contexts.append)
     monkeypatch.setattr(module, "_thread", types.SimpleNamespace())
     return state

@@ -266,7 +266,8 @@ def test_flush_mode_of_the_thread_changes_nothing(torch, library, name):
             table.cache_clear()
         torch_impl._table.cache_clear()
 
-    x = np.ascontiguousarray(cases.inputs()["subnormal"])
+    # Codes of "subnormal" are zeros; "tiny" has numbers that a flush could lose again in decoding.
+    x = np.concatenate([cases.inputs()[kind] for kind in ("subnormal", "tiny")])
     if library == "jax":
         import jax
 
@@ -296,27 +297,6 @@ def test_lazily_negated_views_keep_their_sign(torch):
         assert_equal_results(
             quantize(lazy, "mxfp8", engine=engine), quantize(-pair[1], "mxfp8", engine=engine)
         )
-
-
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-@pytest.mark.parametrize(("name", "per_tensor_scale"), [("mxfp8", None), ("nvfp4", True)])
-def test_torch_flush_mode_changes_nothing(torch, library, name, per_tensor_scale):
-    def round_trip(x):
-        q = quantize(x, name, per_tensor_scale=per_tensor_scale)
-        return q, dequantize(q["data"], q["scale"], name, per_tensor_scale=q["per_tensor_scale"])
-
-    x = np.concatenate([cases.inputs()[kind] for kind in ("subnormal", "tiny")])
-    theirs, decoded = round_trip(x)
-    assert decoded.any(), "nothing here that a flush could lose"
-    own = to(library, x)
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this processor has no flush mode")
-    try:
-        ours, ours_decoded = round_trip(own)
-    finally:
-        torch.set_flush_denormal(False)
-    assert_equal_results(ours, theirs)
-    np.testing.assert_array_equal(words(ours_decoded), words(decoded))
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])

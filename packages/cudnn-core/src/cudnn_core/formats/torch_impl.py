@@ -89,12 +89,6 @@ def quantize_now(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_sc
         from .kernels import host
 
         return host.quantize(x, fmt, geo, scale_layout, per_tensor_scale)
-    return _quantize_without_kernel(x, fmt, geo, scale_layout, per_tensor_scale, engine)
-
-
-# torch.set_flush_denormal changes the arithmetic of this thread.
-@ieee_arithmetic()
-def _quantize_without_kernel(x, fmt, geo, scale_layout, per_tensor_scale, engine):
     if per_tensor_scale is True:
         per_tensor_scale = tensor_scale(x)
     constant = None

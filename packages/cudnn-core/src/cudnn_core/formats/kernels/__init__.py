@@ -7,6 +7,9 @@ from ...cache import KernelSource, get
 from ..spec import FORMATS
 from .config import ELEMENT_BYTES, AmaxConfig, QuantizeConfig
 
+# The device code of this folder is in every key; the constants that it inlines come from these.
+DEVICE_CODE = ("cudnn_core.formats.spec", "cudnn_core.float_env")
+
 
 def source(config: QuantizeConfig | AmaxConfig) -> KernelSource:
     """What the compile cache needs to find or make the kernel of a configuration."""
@@ -18,8 +21,7 @@ def source(config: QuantizeConfig | AmaxConfig) -> KernelSource:
         return *make(config), ""
 
     name = "tensor_amax" if isinstance(config, AmaxConfig) else f"quantize_{config.format}"
-    # The device code of this folder is in every key; the constants it inlines are spec's.
-    return KernelSource(name, key=config, build=build, sources=("cudnn_core.formats.spec",))
+    return KernelSource(name, key=config, build=build, sources=DEVICE_CODE)
 
 
 @cache

@@ -187,11 +187,23 @@ def test_a_descriptor_is_frozen_hashable_and_compares_by_value():
         ((2, 3), (3, 1), (0,), "x: stride_order: expected a permutation"),
         ((2, 3), (3, 1), (0, 0), "x: stride_order"),
         ((2, 3), (3, 1), (1, 2), "x: stride_order"),
+        ((-2, 3), (3, 1), None, "x: shape: expected extents of 0 or more"),
     ],
 )
 def test_ranks_and_orders_must_fit(shape, stride, order, message):
     with pytest.raises(ValueError, match=message):
         TensorDesc("float32", shape, stride, order, "cpu", name="x")
+
+
+@pytest.mark.parametrize("bad", [5, None, "ab", (2.0,), (None,), ("2",), (float("nan"),), (1j,)])
+def test_extents_and_strides_are_integers(bad):
+    with pytest.raises(TypeError, match="x: shape: expected integers, got"):
+        TensorDesc.of("float32", bad, name="x")
+    with pytest.raises(TypeError, match="x: shape: expected integers, got"):
+        TensorDesc("float32", bad, (1,), None, "cpu", name="x")
+    if bad is not None:
+        with pytest.raises(TypeError, match="x: stride: expected integers, got"):
+            TensorDesc.of("float32", (2,), bad, name="x")
 
 
 def test_stride_order_is_not_derived_before_it_is_asked_for():

@@ -468,14 +468,23 @@ def test_a_refused_call_leaves_nothing_behind():
 # --- containers are read as design section 5 says -------------------------------------------------------------------
 
 
-def test_containers_are_announced(caplog):
-    data = exact(replace(FP4_CASE, recipe="mxfp4_16", scale_container="int8"))
-    tensors = (*data.inputs(), Guarded(data.case, "numpy").tensor, amax_tensor("numpy"))
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_containers_are_announced_once(caplog, monkeypatch, framework):
+    """int8 always; uint8 where the framework has a dtype for packed FP4, so that another reading was possible."""
+    pytest.importorskip(framework)
+    monkeypatch.setattr("cudnn_core.op._told", set())
+    data = exact(replace(FP4_CASE, recipe="mxfp4_16", scale_container="int8", container="uint8"))
+    out = Guarded(data.case, "numpy" if framework == "numpy" else "cpu").tensor
+    tensors = (*data.inputs(framework), out, amax_tensor(framework))
     with caplog.at_level(logging.WARNING):
-        GemmAmax(*tensors, sf_vec_size=16).check_support()
+        for _ in range(2):
+            GemmAmax(*tensors, sf_vec_size=16).check_support()
     texts = [record.getMessage() for record in caplog.records]
-    assert any("uint8" in text and "packed fp4" in text and "a_tensor" in text for text in texts)
-    assert any("int8" in text and "e8m0" in text and "sfa_tensor" in text for text in texts)
+    codes = [text for text in texts if "uint8" in text and "packed fp4" in text]
+    assert [text.partition(":")[0] for text in codes] == (
+        ["a_tensor", "b_tensor"] if framework == "torch" else []
+    )
+    assert sum("int8 treated as e8m0" in text for text in texts) == 2
 
 
 def test_int8_is_no_e4m3_scale():

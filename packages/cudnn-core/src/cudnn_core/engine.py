@@ -19,6 +19,9 @@ from .float_env import ieee_arithmetic
 from .plan import Plan
 from .tensor_desc import Device, TensorDesc
 
+# Of one axis in CUDA kernels; strides and byte offsets have 64 bits.
+LARGEST_EXTENT = 2**31 - 1
+
 
 class Executable(Protocol):
     """A compiled Plan: called with inputs, outputs, workspaces, scalars, then the stream handle."""
@@ -138,6 +141,9 @@ class HopperEngine(Engine):
         self._why_not = why_not
 
     def why_not(self, problem: Problem) -> str | None:
+        for symbol, extent in problem.dims.items():
+            if extent > LARGEST_EXTENT:
+                return f"{symbol} = {extent} is more than {LARGEST_EXTENT}, as coordinates have 32 bits"
         return self._why_not(problem)
 
     def why_not_device(self, device: Device) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any
 from . import doors
 from .adapters import adapter_of, common
 from .adapters.base import Adapter
-from .api_base import APIBase
+from .api_base import APIBase, check_buffers_disjoint
 from .contract import Contract, Matrix, Problem, ScalarTensor
 from .dtypes import DType
 from .engine import Engine, select
@@ -81,6 +81,8 @@ def launcher(
     if engine.platform == "cpu":
 
         def launch(tensors: Sequence[Any], stream: Any) -> None:
+            if stream is not None:
+                adapter.stream_handle(stream, problem.device)  # no order, but an error if none
             executable(*map(adapter.to_numpy, tensors), 0)
 
     elif problem.is_empty:
@@ -323,8 +325,7 @@ class OpClass(APIBase):
 
     def __init__(self, samples: dict[str, Any], attributes: dict[str, Any]) -> None:
         super().__init__()
-        present = {name: x for name, x in samples.items() if x is not None}
-        adapter, _ = common(present, type(self).__name__, allow_metadata=True)
+        adapter, _ = common(samples, type(self).__name__, allow_metadata=True)
         self._packs_fp4 = adapter.packs_fp4
         self._descs = tuple(
             None if x is None else replace(adapter_of(x).describe(x, name), name=name)
@@ -387,7 +388,9 @@ class OpClass(APIBase):
                 f"{type(self).__name__}.execute: JAX arrays are immutable, so nothing can be written "
                 f"into them; use {self.op.short_name}_jax"
             )
-        launch = launcher(self.op, adapter, self._problem, self._engine, self._executable)
+        # A descriptor may have said "cuda" and left the ordinal to the tensors.
+        problem = replace(self._problem, device=adapter.device(tensors[0]))
+        launch = launcher(self.op, adapter, problem, self._engine, self._executable)
         if self._engine.platform == "cpu":
             checked = launch
 
@@ -408,8 +411,12 @@ class OpClass(APIBase):
     def _verify(self, tensors: Sequence[Any]) -> None:
         """ValueError unless every tensor has its sample's metadata."""
         names = [operand.name for operand in self.op.contract.operands]
-        present = {n: x for n, x in zip(names, tensors, strict=True) if x is not None}
-        adapter, _ = common(present, type(self).__name__)
+        named = dict(zip(names, tensors, strict=True))
+        adapter, device = common(named, type(self).__name__)
+        wanted = self._problem.device
+        if device.type != wanted.type or wanted.index not in (None, device.index):
+            expected = f"a tensor on {wanted} (the sample's device)"
+            raise ValueError(mismatch(names[0], expected, device))
         for name, x, want in zip(names, tensors, self._expected, strict=True):
             if (x is None) != (want is None):
                 expected = "no tensor (none was declared)" if want is None else "a tensor"
@@ -425,3 +432,13 @@ class OpClass(APIBase):
                 expected = f"shape {want[0]}, strides {want[1]}, {want[2].name} (the sample's)"
                 came = f"shape {got[0]}, strides {tuple(desc.stride)}, {got[2].name}"
                 raise ValueError(mismatch(name, expected, came))
+        self._check_writable(adapter, named)
+
+    def _check_writable(self, adapter: Adapter, named: dict[str, Any]) -> None:
+        """ValueError for outputs that cannot be written, or share memory with another operand."""
+        written = [(o.name, named[o.name]) for o in self.op.contract.outputs]
+        for name, x in written:
+            if x is not None and not adapter.is_writable(x):
+                raise ValueError(mismatch(name, "an array to write into", "a read-only one"))
+        read = [(o.name, named[o.name]) for o in self.op.contract.inputs]
+        check_buffers_disjoint(written, read, type(self).__name__)

@@ -136,6 +136,18 @@ def _integers(values: Iterable) -> tuple:
     )
 
 
+def _counts(values: Any, argument: str) -> tuple:
+    """`values` as a tuple of integers, symbolic ones included; `TypeError` naming `argument` for others."""
+    if isinstance(values, Iterable) and not isinstance(values, str):
+        values = _integers(values)
+        # What is neither a plain number nor text is taken for a symbolic integer.
+        if not any(
+            isinstance(v, (numbers.Number, str, type(None))) and type(v) is not int for v in values
+        ):
+            return values
+    raise TypeError(f"{argument}: expected integers, got {values!r}")
+
+
 @dataclasses.dataclass(frozen=True)
 class TensorDesc:
     """Metadata of an array in logical elements; its methods mirror torch's and return descriptors.
@@ -143,8 +155,8 @@ class TensorDesc:
     stride_order: dims from innermost to outermost; None derives it from `stride` when first read.
     interpret_uint8_as_fp4x2: the bytes come in a uint8 container. With dtype float4_e2m1fn, shape
     and stride are those of the codes (see `as_fp4`).
-    `ValueError` when ranks differ or stride_order is no permutation; `TypeError` when device is
-    none.
+    `ValueError` when ranks differ, an extent is negative or stride_order is no permutation;
+    `TypeError` for extents and strides that are no integers, and when device is none.
     """
 
     dtype: DType
@@ -159,12 +171,14 @@ class TensorDesc:
         def put(field: str, value: object) -> None:
             object.__setattr__(self, field, value)
 
+        label = f"{self.name}: " if self.name else ""
         put("dtype", as_dtype(self.dtype))
-        put("shape", _integers(self.shape))
-        put("stride", _integers(self.stride))
+        put("shape", _counts(self.shape, f"{label}shape"))
+        put("stride", _counts(self.stride, f"{label}stride"))
         put("device", as_device(self.device))
         rank = len(self.shape)
-        label = f"{self.name}: " if self.name else ""
+        if any(type(extent) is int and extent < 0 for extent in self.shape):
+            raise ValueError(f"{label}shape: expected extents of 0 or more, got {self.shape}")
         if len(self.stride) != rank:
             raise ValueError(
                 f"{label}stride: expected {rank} entries for shape {self.shape}, got {self.stride}"
@@ -196,7 +210,9 @@ class TensorDesc:
         name: str = "",
     ) -> "TensorDesc":
         """A descriptor with strides that default to C-contiguous and a derived stride_order."""
-        stride = contiguous_stride(shape) if stride is None else stride
+        if stride is None:
+            label = f"{name}: " if name else ""
+            stride = contiguous_stride(_counts(shape, f"{label}shape"))
         return cls(dtype, shape, stride, None, device, name=name)
 
     @property

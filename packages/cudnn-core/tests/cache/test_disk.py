@@ -58,6 +58,19 @@ DAMAGE = {
     "object gone": lambda so, js: so.unlink(),
     "sidecar truncated": lambda so, js: js.write_text(js.read_text()[:40]),
     "sidecar binary": lambda so, js: js.write_bytes(b"\xff\xfe\x00"),
+    "sidecar nested too deep": lambda so, js: js.write_text("[" * 100_000),
+    "sidecar a pipe": lambda so, js: (js.unlink(), os.mkfifo(js, 0o600)),
+    "sidecar a folder": lambda so, js: (js.unlink(), js.mkdir()),
+    "sidecar a dangling link": lambda so, js: (js.unlink(), js.symlink_to("nowhere")),
+    "text as size": lambda so, js: js.write_text(
+        json.dumps(json.loads(js.read_text()) | {"bytes": "many"})
+    ),
+    "no time": lambda so, js: js.write_text(
+        json.dumps(json.loads(js.read_text()) | {"seconds": None})
+    ),
+    "number as name": lambda so, js: js.write_text(
+        json.dumps(json.loads(js.read_text()) | {"name": 3})
+    ),
     "sidecar a list": lambda so, js: js.write_text("[]"),
     "sidecar incomplete": lambda so, js: js.write_text('{"format": 1, "kind": "so"}'),
     "other format": lambda so, js: js.write_text(
@@ -100,6 +113,17 @@ def test_clear_removes_only_what_the_cache_made(store):
     count, size = store.clear()
     assert count == 2 and size > 2 * len(CODE)
     assert [p.name for p in store.path.iterdir()] == ["README"]
+
+
+def test_clear_passes_over_what_it_cannot_have_made(store):
+    put(store)
+    (store.path / "folder.so").mkdir()
+    (store.path / "link.json").symlink_to("nowhere")
+    assert store.clear()[0] == 1
+    assert [path.name for path in store.path.iterdir()] == ["folder.so"]
+    (store.path / "folder.so").rmdir()
+    store.path.rmdir()
+    assert store.clear() == (0, 0) and store.entries() == []
 
 
 def test_scratch_of_killed_processes_is_swept(store):

@@ -156,6 +156,29 @@ def test_strides_that_no_major_admits(stride):
         bind(A, desc(FLOAT16, (8, 64, 2), stride))
 
 
+@pytest.mark.parametrize(
+    "stride, fits",
+    [
+        ((64, 1, 512), True),
+        ((128, 1, 64), True),  # batches side by side in each row
+        ((80, 1, 640), True),
+        ((64, 1, 64), False),  # each batch a row further
+        ((64, 1, 448), False),
+        ((96, 1, 64), False),
+        ((1, 8, 256), False),
+    ],
+)
+def test_elements_of_an_output_share_no_memory(stride, fits):
+    output = Matrix("c", ("M", "N", "L"), True, dtypes=(FLOAT16,), majors={"n": "N", "m": "M"})
+    metadata = desc(FLOAT16, (8, 64, 2), stride)
+    if fits:
+        assert bind(output, metadata)[0].major == "n"
+    else:
+        with pytest.raises(ValueError, match=r"c: expected n-major .*, got shape \(8, 64, 2\)"):
+            bind(output, metadata)
+    bind(A, metadata)  # an input may
+
+
 @pytest.mark.parametrize("step", [0, 1, 3, 10**9, -5])
 def test_extent_one_has_no_stride(step):
     base, _ = bind(A, desc(FLOAT16, (8, 64, 1), (64, 1, 512)))

@@ -147,10 +147,17 @@ def test_what_is_refused():
         jax.jit(call)(x, w[:, :2])
     with pytest.raises(ValueError, match="w_tensor: expected a tensor, got None"):
         call(x, None)
+    with pytest.raises(ValueError, match="w_tensor dtype: expected a dtype"):
+        call(x, jax.random.split(jax.random.key(0), w.shape))
     with pytest.raises(
         ValueError, match="w_tensor: expected a jax array, as x_tensor is, got a numpy"
     ):
         call(x, np.asarray(w))
+    for other in (np.asarray(w), 3, "w", [1.0], object(), np.float32(1)):
+        with pytest.raises(
+            (TypeError, ValueError), match="w_tensor: expected a (tensor|jax array)"
+        ):
+            toy(x, other)
     with pytest.raises(ValueError, match="stream: expected None, because JAX"):
         toy(x, w, stream=0)
     with pytest.raises(NotImplementedError, match="Differentiation rule for 'toy' not implemented"):

@@ -4,14 +4,15 @@ import gc
 import sys
 import threading
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from cudnn_core.engine import Engine, ReferenceEngine, select
+from cudnn_core.engine import Engine, HopperEngine, ReferenceEngine, select
 from cudnn_core.op import REGISTRY, REMEMBERED_CALLS, Op, Prepared
 from cudnn_core.plan import Plan
-from cudnn_core.tensor_desc import TensorDesc
+from cudnn_core.tensor_desc import Device, TensorDesc
 from cudnn_core.testing.toy import CONTRACT, ENGINE, OP, CountingEngine, Toy, reference, toy
 from cudnn_core.tuple_dict import TupleDict
 
@@ -80,6 +81,16 @@ class Declines(Engine):
 def problem(device="cpu"):
     descs = [TensorDesc.of("float32", shape, device=device) for shape in ((5, 3, 1), (4, 3, 1))]
     return CONTRACT.bind(descs, {})
+
+
+def test_extents_beyond_32_bits_are_declined():
+    """CUDA kernels count coordinates in 32 bits."""
+    engine = HopperEngine(lambda problem: None, lambda plan: None)
+    shapes = {2**31 - 1: None, 2**31: "M = 2147483648 is more than 2147483647"}
+    for rows, reason in shapes.items():
+        descs = [TensorDesc.of("float32", shape) for shape in ((rows, 3, 1), (4, 3, 1))]
+        said = engine.why_not(CONTRACT.bind(descs, {}))
+        assert said is None if reason is None else reason in said
 
 
 def test_the_first_engine_that_can_runs_it():
@@ -288,6 +299,56 @@ def test_class_refuses_other_tensors_than_its_samples():
             op.execute(x, w, y, np.zeros(2, np.float32))
         op.execute(x, w, y, top)
     np.testing.assert_array_equal(y, expected(x, w))
+
+
+def test_class_refuses_outputs_that_it_cannot_write():
+    """Read-only ones, and those that share memory with another operand."""
+    x, w = operands(m=4, n=4, k=4, l=1)
+    y, top = outputs(m=4, n=4)
+    op = Toy(x, w, y, top)
+    op.compile()
+    for _ in range(2):  # before and after a right call
+        for name, named in (("y_tensor", {"y": y.copy()}), ("top_tensor", {"top": top.copy()})):
+            (fixed,) = named.values()
+            fixed.flags.writeable = False
+            with pytest.raises(ValueError, match=f"{name}: expected an array to write into"):
+                op.execute(x, w, **({"y": y, "top": top} | named))
+        with pytest.raises(
+            ValueError, match="Toy: y_tensor is written and must not overlap x_tensor"
+        ):
+            op.execute(x, w, x, top)
+        with pytest.raises(ValueError, match="Toy: y_tensor is written .* overlap top_tensor"):
+            op.execute(x, w, y, y[:1, :1])
+        with pytest.raises(ValueError, match="Toy: top_tensor is written .* overlap w_tensor"):
+            op.execute(x, w, y, w[3:, 3:])
+        op.execute(x, x, y, top)  # inputs may be one
+    np.testing.assert_array_equal(y, expected(x, x))
+
+
+def test_class_refuses_what_is_no_stream_on_the_host_too():
+    x, w = operands(l=1)
+    y, top = outputs()
+    op = Toy(x, w, y, top)
+    op(x, w, y, top, current_stream=0)
+    with pytest.raises(TypeError, match=r"stream: expected None, an int.*got builtins.str"):
+        op.execute(x, w, y, top, "first")
+
+
+def test_class_runs_where_its_samples_are():
+    x, w = operands(l=1)
+    y, top = outputs()
+    op = Toy(x, w, y, top)
+    op.compile()
+    op._problem = replace(op._problem, device=Device("cuda", 1))
+    with pytest.raises(ValueError, match=r"x_tensor: expected a tensor on cuda:1 .*got cpu"):
+        op.execute(x, w, y, top)
+    op._problem = replace(op._problem, device=Device("cpu"))
+    op.execute(x, w, y, top)
+
+
+def test_class_wants_samples():
+    with pytest.raises(TypeError, match="Toy: expected a tensor in one of sample_x, sample_w"):
+        Toy(None, None, None, None)
 
 
 def test_class_knows_samples_by_their_own_names():

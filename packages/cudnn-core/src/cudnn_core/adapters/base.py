@@ -108,6 +108,10 @@ class Adapter(abc.ABC):
         host unasked.
         """
 
+    def is_writable(self, x: Any) -> bool:
+        """Whether elements of `x` can be written in place."""
+        return True
+
     def version(self, x: Any) -> int:
         """A counter that grows when `x` is written through its framework; 0 where there is none."""
         return 0

@@ -57,6 +57,9 @@ class NumpyAdapter(Adapter):
     def data_pointer(self, x: Any) -> int:
         return x.__array_interface__["data"][0]
 
+    def is_writable(self, x: Any) -> bool:
+        return x.flags.writeable
+
     def to_numpy(self, x: Any) -> Any:
         return x
 

@@ -64,7 +64,7 @@ class Folder:
             meta = json.loads(_read_private(self.path / f"{stem}.json"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise Damaged(f"{stem}.json: {error}") from error
         try:
             if meta["format"] != _FORMAT or meta["kind"] not in ("so", "o"):
@@ -137,11 +137,13 @@ class Folder:
     def clear(self) -> tuple[int, int]:
         """Remove everything the cache made; returns (entries, bytes) removed."""
         count = size = 0
-        for path in self.path.iterdir():
+        for path in self.path.iterdir() if self.path.exists() else ():
             if path.name.startswith(".tmp-"):
                 shutil.rmtree(path, ignore_errors=True)
             elif path.suffix in (".so", ".o", ".json", ".lock"):
-                length = path.stat().st_size
+                length = path.lstat().st_size
+                if path.is_dir() and not path.is_symlink():
+                    continue  # not made by the cache
                 path.unlink(missing_ok=True)
                 count += path.suffix in (".so", ".o")
                 size += length
@@ -171,7 +173,7 @@ def choose(environ: Mapping[str, str]) -> tuple[Folder | None, str]:
     for path in candidates:
         reason = _prepare(path)
         if reason is None:
-            return Folder(path), ""
+            return Folder(path.absolute()), ""  # whatever the working directory becomes
         reasons.append(reason)
     return None, "; ".join(reasons)
 
@@ -198,7 +200,8 @@ def _prepare(path: Path) -> str | None:
 
 def _read_private(path: Path) -> bytes:
     """Contents of a regular file that no other user can write; OSError otherwise."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    # Without O_NONBLOCK a named pipe in the folder would block until somebody writes.
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
@@ -209,6 +212,10 @@ def _read_private(path: Path) -> bytes:
 
 
 def _entry(meta: dict[str, Any], path: Path, state: str) -> CacheEntry:
+    if not all(type(meta[field]) is str for field in ("name", "digest", "arch", "symbol")):
+        raise TypeError("names are no strings")
+    if type(meta["bytes"]) is not int or type(meta["seconds"]) not in (int, float):
+        raise TypeError("sizes and times are no numbers")
     return CacheEntry(
         name=meta["name"],
         digest=meta["digest"],

@@ -150,5 +150,6 @@ def _rows(entries: list[Any]) -> tuple[list[tuple[str, ...]], dict[str, dict[str
 
 
 def _settings_of(entry: Any) -> dict[str, str]:
-    description = json.loads(entry.path.with_suffix(".json").read_text())["description"]
-    return read_settings(description["plan"])
+    description = json.loads(entry.path.with_suffix(".json").read_text()).get("description")
+    plan = description.get("plan") if isinstance(description, dict) else None
+    return read_settings(plan) if isinstance(plan, str) else {}

@@ -126,7 +126,7 @@ class Matrix(Operand):
                 continue
             if stride < span:
                 return False
-        return True
+        return not self.output or _addresses_once(desc.shape, desc.stride)
 
     def _tma_ready(self, desc: TensorDesc, major: str) -> bool:
         """Whether every stride that is used is a multiple of 16 bytes.
@@ -178,6 +178,21 @@ class Matrix(Operand):
             _halved(shape, contiguous, self.name, self.dims)
         order = [contiguous, *(axis for axis in range(len(shape)) if axis != contiguous)]
         return TensorDesc.of(dtype, shape, compact_stride(shape, order), device, self.name)
+
+
+def _addresses_once(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether each axis steps over all that the axes inside it span: no two elements share memory.
+
+    True for symbolic extents, which belong to outputs that are allocated compact.
+    """
+    if not all(type(number) is int for number in (*shape, *stride)):
+        return True
+    reach = 0
+    for step, extent in sorted((s, e) for e, s in zip(shape, stride, strict=True) if e != 1):
+        if step <= reach:
+            return False
+        reach += (extent - 1) * step
+    return True
 
 
 def _halved(shape: tuple[int, ...], axis: int, name: str, dims: tuple[str, ...]):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..adapters import adapter_of
+from ..adapters import adapter_of, common
 from ..tensor_desc import Device
 from ..tuple_dict import TupleDict
 
@@ -27,6 +27,8 @@ def call(
         return torch_op.call(op, inputs, attributes, stream)
     from . import jax_primitive
 
+    names = (operand.name for operand in op.contract.inputs)
+    common(dict(zip(names, inputs, strict=True)), op.short_name)
     adapter.stream_handle(stream, Device("unknown"))  # refuses any: JAX runs on XLA's stream
     outputs = jax_primitive.call(op, inputs, attributes)
     return TupleDict(zip(op.output_names, outputs, strict=True))

@@ -117,7 +117,7 @@ def _batch_attributes(op: Op) -> dict[str, str]:
 
 def _desc(operand, aval, batched: bool, batch: int, device: Device) -> TensorDesc:
     """Metadata in contract order; an unmapped operand is seen with the common batch extent."""
-    shape, dtype = tuple(aval.shape), as_dtype(np.dtype(aval.dtype), operand.name)
+    shape, dtype = tuple(aval.shape), as_dtype(aval.dtype, f"{operand.name} dtype")
     refuse_unpacked_fp4(dtype, operand.name)
     if batched:
         shape = (batch, *shape[1:])

@@ -6,8 +6,10 @@ rate over that of `y.copy_(x)` of the same x. Imports torch, formats.*.
 """
 
 import argparse
+import datetime
 import json
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from statistics import median
 
 import torch
@@ -112,6 +114,30 @@ def measure(x, name: str, block: int, per_tensor_scale, repeats: int) -> Row:
     )
 
 
+# The bound: a copy that moves as many bytes, at the rate measured in the same run; and the share of it to reach.
+COPY, SHARE = "copy of as many bytes", 0.70
+
+
+def as_result(row: Row) -> dict:
+    """A row of benchmarks/results, in the form that all families share."""
+    return {
+        "op": row.op,
+        "case": row.case,
+        "dtype": row.dtype,
+        "ours_us": row.ours_us,
+        "host_us": row.host_us,
+        "peers": {},
+        "targets": {COPY: SHARE},
+        "bounds": {COPY: round(row.ours_us * row.of_copy, 2)},
+        "tflops": None,
+        "tb_s": row.tb_s,
+        "roofline": row.of_copy,
+        "torch": torch.__version__,
+        "dsl": version("nvidia-cutlass-dsl"),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=8192)
@@ -135,7 +161,7 @@ def main(arguments=None):
         )
     if options.json:
         with open(options.json, "w") as file:
-            json.dump(rows, file, indent=1)
+            json.dump([as_result(row) for row in rows], file, indent=1)
     return rows
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cudnn_core.formats import FORMATS, cases, dequantize, quantize, reference
+from cudnn_core.formats import FORMATS, cases, dequantize, quantize, reference, unpack_scales
 from cudnn_core.tuple_dict import TupleDict
 
 recipes = pytest.mark.parametrize(("name", "block"), cases.RECIPES)
@@ -383,6 +383,18 @@ UNPACKED = ONES.astype(ml_dtypes.float4_e2m1fn)
         (lambda: quantize(ONES, "mxfp8", per_tensor_scale=True), ValueError, "only nvfp4"),
         (lambda: quantize(ONES, "nvfp4", per_tensor_scale=-1.0), ValueError, "positive"),
         (lambda: quantize(ONES, "nvfp4", per_tensor_scale=np.ones(2)), ValueError, "one element"),
+        # Positive and finite, but not in FP32: they would become Inf and 0.
+        (lambda: quantize(ONES, "nvfp4", per_tensor_scale=1e300), ValueError, "finite FP32"),
+        (lambda: quantize(ONES, "nvfp4", per_tensor_scale=10**400), ValueError, "finite FP32"),
+        (lambda: quantize(ONES, "nvfp4", per_tensor_scale=1e-60), ValueError, "finite FP32"),
+        (lambda: quantize(ONES, "nvfp4", per_tensor_scale=float("nan")), ValueError, "positive"),
+        (lambda: quantize(ONES, "mxfp8", sf_vec_size=32.0), TypeError, "sf_vec_size: .*integer"),
+        (lambda: quantize(ONES, "mxfp8", sf_vec_size=np.ones(2)), TypeError, "sf_vec_size"),
+        (
+            lambda: quantize(ONES, "mxfp8", scale_layout=np.array(["atom", "plain"])),
+            ValueError,
+            "scale_layout",
+        ),
         (lambda: quantize(ONES, "nvfp4", per_tensor_scale="1x"), TypeError, "per_tensor_scale"),
         (
             lambda: dequantize(UNPACKED, P["scale"], "nvfp4"),
@@ -406,6 +418,18 @@ UNPACKED = ONES.astype(ml_dtypes.float4_e2m1fn)
             r"scale: expected shape \(4, 1\)",
         ),
         (lambda: dequantize(P["data"], P["scale"], "nvfp4", size=30), ValueError, "size"),
+        (
+            lambda: dequantize(P["data"], P["scale"], "nvfp4", size=32.0),
+            TypeError,
+            "size: .*integer",
+        ),
+        (lambda: dequantize(P["data"], P["scale"], "nvfp4", size="32"), TypeError, "size: .*'32'"),
+        (lambda: dequantize(P["data"], P["scale"], "nvfp4", size=[32]), TypeError, "size: "),
+        (lambda: unpack_scales(Q["scale"], 4), TypeError, "shape: expected the shape of plain"),
+        (lambda: unpack_scales(Q["scale"], "ab"), TypeError, "shape: expected the shape of plain"),
+        (lambda: unpack_scales(Q["scale"], (4, 1.0)), TypeError, "shape: expected an integer"),
+        (lambda: unpack_scales(Q["scale"], (True, 1)), TypeError, "shape: expected an integer"),
+        (lambda: unpack_scales(Q["scale"], (-4, 1)), ValueError, "shape: expected extents of 0"),
         (lambda: dequantize(Q["data"], Q["scale"], "mxfp8", dtype="float64"), ValueError, "dtype"),
         (lambda: dequantize(Q["data"], 1, "mxfp8"), TypeError, "scale: expected a numpy array"),
         (

@@ -3,12 +3,22 @@
 Imports adapters, formats.spec; the implementation for an array's library is imported when it is called.
 """
 
-from math import isfinite
+from math import inf
 
 from ..adapters import adapter_of
 from ..dtypes import as_dtype
 from ..tuple_dict import TupleDict
-from .spec import INPUT_DTYPES, OUTPUT_DTYPES, SCALE_LAYOUTS, Format, geometry, resolve
+from .spec import (
+    FLOAT_MAX,
+    INPUT_DTYPES,
+    OUTPUT_DTYPES,
+    SCALE_LAYOUTS,
+    SMALLEST,
+    Format,
+    geometry,
+    integer,
+    resolve,
+)
 
 _SCALE_BYTES = ("uint8", "int8")
 
@@ -141,8 +151,7 @@ def dequantize(
     _check_choice("dtype", name, OUTPUT_DTYPES)
     geo = geometry("data", data.shape, axis, row_axis, fmt.block)
     held = geo.k * fmt.element.codes_per_byte
-    if size is None:
-        size = held
+    size = held if size is None else integer("size", size)
     if -(-size // fmt.element.codes_per_byte) != geo.k:
         raise ValueError(f"size: data holds {held} elements along axis {axis}, got {size}")
     geo = geometry("data", geo.with_k(size), axis, row_axis, fmt.block)
@@ -171,6 +180,11 @@ def unpack_scales(scale, shape, *, axis=-1, row_axis=None):
     """
     implementation = _implementation("scale", scale)
     _check_bytes("scale", implementation.dtype_name(scale))
+    if isinstance(shape, str) or not hasattr(shape, "__iter__"):
+        raise TypeError(f"shape: expected the shape of plain scales, got {shape!r}")
+    shape = tuple([integer("shape", extent) for extent in shape])
+    if any([extent < 0 for extent in shape]):
+        raise ValueError(f"shape: expected extents of 0 or more, got {shape}")
     return implementation.unpack_scales(scale, geometry("shape", shape, axis, row_axis, 1))
 
 
@@ -235,7 +249,7 @@ def _check_bytes(name: str, got: str):
 
 
 def _check_choice(name: str, got, expected):
-    if got not in expected:
+    if not isinstance(got, str) or got not in expected:
         raise ValueError(f"{name}: expected {_either(map(repr, expected))}, got {got!r}")
 
 
@@ -270,11 +284,13 @@ def _per_tensor(given, fmt: Format, framework: str, computed=True):
         return given
     try:
         number = float(given)
+    except OverflowError:
+        number = inf
     except (TypeError, ValueError):
         raise TypeError(
             f"per_tensor_scale: expected None, True, a number or an array, got "
             f"{type(given).__name__}"
         ) from None
-    if not (isfinite(number) and number > 0):
-        raise ValueError(f"per_tensor_scale: expected a positive finite number, got {number}")
+    if not SMALLEST <= number <= FLOAT_MAX:
+        raise ValueError(f"per_tensor_scale: expected a positive finite FP32 number, got {given}")
     return number

@@ -2,10 +2,12 @@
 
 import struct
 from dataclasses import dataclass, replace
+from operator import index
 
 from ..float_env import ieee_arithmetic
 
 FLOAT_MAX = 3.4028234663852886e38
+SMALLEST = 2.0**-149  # positive FP32 number
 SCALE_LAYOUTS = ("atom", "logical", "physical", "plain")
 INPUT_DTYPES = ("float16", "bfloat16", "float32")
 OUTPUT_DTYPES = ("float32", "bfloat16", "float16")
@@ -107,10 +109,22 @@ def resolve(format, sf_vec_size=None) -> Format:
         format = found
     if sf_vec_size is None:
         return format
-    if sf_vec_size not in format.blocks:
+    if integer("sf_vec_size", sf_vec_size) not in format.blocks:
         legal = " or ".join(map(str, format.blocks))
         raise ValueError(f"sf_vec_size: {format.name} takes {legal}, got {sf_vec_size!r}")
     return replace(format, block=int(sf_vec_size))
+
+
+def integer(argument: str, value):
+    """`value` where it is an integer of any type, but no bool; `TypeError` naming the argument."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value  # first, because torch.compile passes symbolic ones
+    try:
+        if not isinstance(value, bool):
+            return index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"{argument}: expected an integer, got {value!r}")
 
 
 def names() -> str:

@@ -350,13 +350,16 @@ class OpClass(APIBase):
         self._engine.scalars(self._problem)  # a margin that leaves no block is an error now
         self._executable = self._engine.compile(self._engine.plan(self._problem))
         # What the executable itself does not check: the rank of scalars, and scale factors against their matrix.
-        self._shapes = tuple(
-            (index, full_shape(operand, desc))
+        self._unchecked = [
+            index
             for index, (operand, desc) in enumerate(
                 zip(self.op.contract.operands, self._descs, strict=True)
             )
             if desc is not None and not isinstance(operand, Matrix)
-        )
+        ]
+        self._shapes = [
+            full_shape(self.op.contract.operands[i], self._descs[i]) for i in self._unchecked
+        ]
         self._expected = tuple(
             None if d is None else (tuple(d.shape), canonical_stride(d.shape, d.stride), d.dtype)
             for d in self._descs
@@ -368,9 +371,8 @@ class OpClass(APIBase):
         if launch is None:
             launch = self._launcher(tensors)
         try:
-            for index, shape in self._shapes:
-                if tensors[index].shape != shape:
-                    tensors = self._reshaped(tensors, index, shape)
+            if [tensors[i].shape for i in self._unchecked] != self._shapes:
+                tensors = self._full_rank(tensors)
             launch(tensors, stream)
         except (AttributeError, TypeError, ValueError):
             # A refusal by the executable, or an absent tensor: told in the contract's words.
@@ -401,12 +403,14 @@ class OpClass(APIBase):
         self._launchers[type(tensors[0])] = launch
         return launch
 
-    def _reshaped(self, tensors: tuple[Any, ...], index: int, shape: tuple[int, ...]):
-        """`tensors` with a scalar seen in its full rank; ValueError if extents differ, or for a scale factor."""
-        x, operand = tensors[index], self.op.contract.operands[index]
-        if not isinstance(operand, ScalarTensor) or math.prod(x.shape) != math.prod(shape):
-            self._verify(tensors)
-        return (*tensors[:index], x.reshape(shape), *tensors[index + 1 :])
+    def _full_rank(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+        """`tensors` with scalars seen in their full rank; ValueError if an extent differs."""
+        self._verify(tensors)
+        seen = list(tensors)
+        for index, shape in zip(self._unchecked, self._shapes, strict=True):
+            if tuple(seen[index].shape) != shape:
+                seen[index] = seen[index].reshape(shape)
+        return tuple(seen)
 
     def _verify(self, tensors: Sequence[Any]) -> None:
         """ValueError unless every tensor has its sample's metadata."""

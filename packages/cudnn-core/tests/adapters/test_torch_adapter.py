@@ -64,6 +64,19 @@ def test_the_key_separates_what_the_description_separates(x, y):
     assert hash(ADAPTER.key([x, y])) == hash(ADAPTER.key((x, y)))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn", "float4_e2m1fn"])
+def test_empty_under_a_fake_mode_is_fake_on_every_device(dtype):
+    """As torch.compile's fake kernels call it, for a GPU that need not be there."""
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    for device in ("cpu", "cuda:0"):
+        with FakeTensorMode():
+            made = ADAPTER.empty(TensorDesc.of(dtype, (4, 64), device=device))
+        assert isinstance(made, FakeTensor)
+        assert str(made.device) == device
+        assert ADAPTER.describe(made).shape == (4, 64)
+
+
 def test_the_key_tells_devices_apart():
     assert ADAPTER.metadata(torch.empty(2)) != ADAPTER.metadata(torch.empty(2, device="meta"))
 

@@ -55,6 +55,13 @@ class TorchAdapter(Adapter):
     def device(self, x: Any) -> Device:
         return _device(x.device)
 
+    def empty(self, desc: TensorDesc) -> Any:
+        # Through the dispatcher, and not as `allocator`: fake kernels make fake tensors of symbolic extents here.
+        dtype, shape, stride = container(desc, packed_dtype=HAS_FP4)
+        allocated = torch.uint8 if dtype.is_fp4 else dtype.torch()
+        made = torch.empty_strided(shape, stride, dtype=allocated, device=str(desc.device))
+        return made.view(dtype.torch()) if dtype.is_fp4 else made
+
     def allocator(self, desc: TensorDesc, initial: float | None = None) -> Callable[[], Any]:
         dtype, shape, stride = container(desc, packed_dtype=HAS_FP4)
         # torch fills new memory in deterministic mode, which it cannot do for FP4: bytes first, then a view.

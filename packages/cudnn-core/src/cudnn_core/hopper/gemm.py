@@ -19,6 +19,11 @@ from cutlass import Boolean, Int32
 
 from .tile import TileConfig
 
+try:
+    from cutlass.memory import SmemAllocator
+except ImportError:  # before DSL 4.8
+    from cutlass.utils import SmemAllocator
+
 
 class HopperGemm:
     """One kernel: a tile, a main-loop body, a schedule and an epilogue. Knows no operation."""
@@ -52,7 +57,7 @@ class HopperGemm:
         """Sets shared memory and barriers up, then gives each warpgroup its role."""
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        smem = cutlass.utils.SmemAllocator()
+        smem = SmemAllocator()
         buffers = self.body.allocate(smem)
         staging = self.epilogue.allocate(smem)
         if thread == 0:

@@ -399,6 +399,29 @@ class TestOnGpu:
         with torch.cuda.stream(side), ADAPTER.on_stream(0, CUDA0):
             assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
+    @pytest.mark.parametrize("side", [False, True])
+    @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 1, 1)])
+    def test_filled_words_are_fresh_whatever_torch_defaults_to(self, shape, side):
+        """More calls than one block of ready scalars holds; each element starts anew and alone."""
+        desc = TensorDesc.of("float32", shape, device=CUDA0)
+        make = ADAPTER.allocator(desc, float("-inf"))
+        torch.zeros(1, device="cuda")
+        torch.set_default_dtype(torch.float64)
+        try:
+            with torch.cuda.stream(torch.cuda.Stream() if side else torch.cuda.default_stream()):
+                made = []
+                for _ in range(150):
+                    x = make()
+                    assert ADAPTER.describe(x) == desc
+                    assert not x.is_inference() and x._version == 0
+                    assert x.isneginf().all()
+                    x.fill_(7.0)
+                    made.append(x)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert len({x.data_ptr() for x in made}) == 150
+        assert all(x._version == 1 and x.eq(7).all() for x in made)
+
     def test_recorded_memory_is_not_reused_while_the_stream_works(self):
         side = torch.cuda.Stream()
         x = torch.ones(1 << 20, device="cuda")

@@ -229,7 +229,8 @@ def _words_on_gpu(make: Callable[[], Any], desc: TensorDesc, initial: float) -> 
 
     def more() -> torch.Tensor:
         with torch.inference_mode(False):
-            block = torch.full((READY_SCALARS, *desc.shape), initial, device=f"cuda:{index}")
+            shape, dtype = (READY_SCALARS, *desc.shape), desc.dtype.torch()
+            block = torch.full(shape, initial, dtype=dtype, device=f"cuda:{index}")
             ready.extend(x.data for x in block.unbind())
         return ready.pop()
 

@@ -90,6 +90,11 @@ class Contract:
     def outputs(self) -> tuple[Operand, ...]:
         return tuple(o for o in self.operands if o.output)
 
+    @property
+    def outputs_vary(self) -> bool:
+        """Whether calls without given outputs make more of them or fewer, as conditions say."""
+        return any(o.when is not None for o in self.outputs)
+
     def parse_attributes(self, values: Mapping[str, Any]) -> dict[str, Hashable]:
         """Canonical attribute values; the names are those of the public parameters."""
         return {a.name: a.parse(values.get(a.name, a.default), a.name) for a in self.attributes}

@@ -8,8 +8,9 @@ import pytest
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp
 
-from cudnn_core.doors import jax_primitive
-from cudnn_core.testing.toy import OP, OPTIONAL_OP, toy
+from cudnn_core.doors import jax_ffi, jax_primitive
+from cudnn_core.op import REGISTRY, Op
+from cudnn_core.testing.toy import OP, OPTIONAL_OP, CountingEngine, toy
 
 
 @pytest.fixture(autouse=True)
@@ -253,3 +254,29 @@ def test_what_is_refused_of_optional_operands():
         OPTIONAL_OP.call_jax((x, None, None), ())
     with pytest.raises(ValueError, match="bias_tensor: expected M = 5"):
         jax.jit(optional_call())(x, jnp.ones((4, 4, 1)), w)
+
+
+@pytest.mark.parametrize("bias, attributes, exist", PRESENCE)
+def test_the_cuda_lowering_passes_what_is_present(monkeypatch, bias, attributes, exist):
+    """Without a GPU: what the FFI call would be given, and which of its results start from zero."""
+    calls = []
+
+    def ffi_call(executable, operands, results, initial, scalars):
+        calls.append((len(operands), len(results), sorted(initial)))
+        return [jnp.zeros(r.shape, r.dtype) for r in results]
+
+    class AnyDevice(CountingEngine):
+        def why_not_device(self, device):
+            return None
+
+    monkeypatch.setattr(jax_ffi, "cuda_call", ffi_call)
+    monkeypatch.setitem(REGISTRY, "cudnn_core_toy::any_device", None)
+    op = Op(OPTIONAL_OP.contract, (AnyDevice(),), "cudnn_core_toy", "any_device")
+    x, w = arrays()
+    static = tuple(op.contract.parse_attributes(op.named(attributes)).items())
+    given = (x, jnp.ones((5, 4, 1)), w) if bias else (x, w)
+    present = (True, bias, True, *exist)
+    made = jax_primitive._on_cuda(op)(*given, attributes=static, batched=False, present=present)
+    assert len(made) == sum(exist)
+    top = [sum(exist) - 1] if exist[2] else []
+    assert calls == [(len(given), sum(exist), top)]

@@ -24,7 +24,10 @@ LARGEST_EXTENT = 2**31 - 1
 
 
 class Executable(Protocol):
-    """A compiled Plan: called with inputs, outputs, workspaces, scalars, then the stream handle."""
+    """A compiled Plan: called with inputs, outputs, workspaces, scalars, then the stream handle.
+
+    Operands that are absent from the signature are left out of the arguments.
+    """
 
     def __call__(self, *arguments: Any) -> None: ...
 
@@ -78,7 +81,8 @@ class Engine(ABC):
 class ReferenceEngine(Engine):
     """NumPy on the host: the executable specification.
 
-    function(signature, *arrays): NumPy arrays in contract order, inputs then outputs (written in place).
+    function(signature, *arrays): NumPy arrays in contract order, inputs then outputs (written in place);
+    those of absent operands are left out, and `signature.named(arrays)` says which is which.
     """
 
     name = "reference"

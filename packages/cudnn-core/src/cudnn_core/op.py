@@ -50,7 +50,7 @@ class Prepared:
         self.names = op.output_names
         self.launch = launcher(op, adapter, problem, engine, engine.compile(engine.plan(problem)))
         self.allocate = tuple(
-            adapter.allocator(desc, getattr(operand, "initial", None))
+            _nothing if desc is None else adapter.allocator(desc, getattr(operand, "initial", None))
             for operand, desc in zip(op.contract.outputs, problem.outputs, strict=True)
         )
 
@@ -74,10 +74,17 @@ class Prepared:
         return TupleDict.of(self.names, outputs)
 
 
+def _nothing() -> None:
+    """In place of the allocation of an output that does not apply."""
+
+
 def launcher(
     op: Op, adapter: Adapter, problem: Problem, engine: Engine, executable: Callable[..., None]
 ) -> Callable[[Sequence[Any], Any], None]:
-    """launch(tensors, stream): the shortest way from tensors of this adapter to the executable."""
+    """launch(tensors, stream): the shortest way from tensors of this adapter to the executable.
+
+    tensors: all operands in contract order, None where absent; the executable takes those that are present.
+    """
     if engine.platform == "cpu":
 
         def launch(tensors: Sequence[Any], stream: Any) -> None:
@@ -89,9 +96,10 @@ def launcher(
 
         def launch(tensors: Sequence[Any], stream: Any) -> None:
             with adapter.on_stream(stream, problem.device):
-                op.fill_empty(adapter, tensors[len(op.contract.inputs) :])
+                fill_empty(op, adapter, problem, tensors)
 
-        return launch  # without an executable, and so without scratch memory
+        # Without an executable, and so without scratch memory.
+        return without_absent(op, problem, launch)
     else:
         call = getattr(executable, "call", executable)
         launch = adapter.launcher(call, problem.device, engine.scalars(problem))
@@ -109,16 +117,51 @@ def launcher(
         adapter.allocator(workspace.describe(problem.device), 0.0 if workspace.zeroed else None)
         for workspace in engine.workspaces(problem)
     )
-    if not scratch:
+    if scratch:
+        bare = launch
+
+        def launch(tensors: Sequence[Any], stream: Any) -> None:
+            # Inside, so that memory freed below goes back to the stream that uses it.
+            with adapter.on_stream(stream, problem.device):
+                bare((*tensors, *[make() for make in scratch]), stream)
+
+    return without_absent(op, problem, launch)
+
+
+def without_absent(
+    op: Op, problem: Problem, launch: Callable[[Sequence[Any], Any], None]
+) -> Callable[[Sequence[Any], Any], None]:
+    """`launch` for all operands, of which it gets the present ones. ValueError if an absent one comes after all."""
+    if all(desc is not None for desc in problem.descs):
         return launch
-    bare = launch
+    present = [index for index, desc in enumerate(problem.descs) if desc is not None]
+    names = [operand.name for operand in op.contract.operands]
+    absent = [(i, names[i]) for i in range(len(names)) if i not in present]
 
-    def launch_with_scratch(tensors: Sequence[Any], stream: Any) -> None:
-        # Inside, so that memory freed below goes back to the stream that uses it.
-        with adapter.on_stream(stream, problem.device):
-            bare((*tensors, *[make() for make in scratch]), stream)
+    def launch_present(tensors: Sequence[Any], stream: Any) -> None:
+        for index, name in absent:
+            if tensors[index] is not None:
+                raise ValueError(mismatch(name, UNDECLARED, "a tensor"))
+        launch([tensors[index] for index in present], stream)
 
-    return launch_with_scratch
+    return launch_present
+
+
+def present_operands(op: Op, problem: Problem) -> list[tuple[Any, Any]]:
+    """(operand, its metadata) of those that the executable takes."""
+    operands = zip(op.contract.operands, problem.descs, strict=True)
+    return [(operand, desc) for operand, desc in operands if desc is not None]
+
+
+def fill_empty(op: Op, adapter: Adapter, problem: Problem, tensors: Sequence[Any]) -> None:
+    """Outputs of a problem with an extent of 0: matrices are zero, reductions keep prior content, at least 0."""
+    for (operand, _), x in zip(present_operands(op, problem), tensors, strict=True):
+        if not operand.output:
+            continue
+        if isinstance(operand, ScalarTensor):
+            adapter.clamp_min(x, 0.0)
+        else:
+            adapter.zero(x)
 
 
 def explain(op: Op, tensors: Sequence[Any]) -> None:
@@ -140,6 +183,8 @@ def full_shape(operand: Any, desc: Any) -> tuple[int, ...]:
     return shape
 
 
+UNDECLARED = "no tensor (none was declared)"
+
 # The batch comes last in a matrix of the contract.
 BATCH_AXIS = 2
 # Elements between lines of an axis that has only one: a multiple of 16 bytes in every dtype.
@@ -147,13 +192,13 @@ SOLE_LINE = 128
 
 
 def odd_strides(op: Op, problem: Problem) -> dict[int, tuple[int, ...]]:
-    """Operand index -> strides to pass it with, for matrices whose extent-1 axes carry unusual strides.
+    """Index among the present operands -> strides to pass it with, for matrices whose extent-1 axes have unusual ones.
 
     Such a stride addresses nothing, but the executable's own checks would refuse it.
     """
     restrided = {}
-    for index, (operand, desc) in enumerate(zip(op.contract.operands, problem.descs, strict=True)):
-        if not isinstance(operand, Matrix) or desc is None:
+    for index, (operand, desc) in enumerate(present_operands(op, problem)):
+        if not isinstance(operand, Matrix):
             continue
         contiguous = operand.contiguous_axis(problem.signature.operand(operand.name).major)
         wanted = tuple(
@@ -195,6 +240,11 @@ def log_reinterpretations(logger: logging.Logger, problem: Problem, packs_fp4: b
             logger.warning("%s: int8 treated as e8m0 (float8_e8m0fnu)", operand.name)
 
 
+def _key(adapter: Adapter, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """`adapter.key` where inputs may be absent."""
+    return tuple([None if x is None else adapter.metadata(x) for x in inputs])
+
+
 class Op:
     """contract + engines. `namespace` and `short_name` spell the torch op: ``namespace::short_name``.
 
@@ -218,6 +268,7 @@ class Op:
         self._attribute_names = tuple(a.name for a in contract.attributes)
         self._input_names = tuple(o.name for o in contract.inputs)
         self.output_names = tuple(o.name for o in contract.outputs)
+        self._all_required = not any(o.may_be_absent for o in contract.inputs)
         self._prepared: dict[Any, Prepared] = {}
         self._lock = Lock()
         REGISTRY[self.qualified] = self
@@ -228,7 +279,7 @@ class Op:
         if adapter is not None and adapter.watches():
             return doors.call(self, inputs, attributes, stream)
         try:
-            key = (attributes, adapter.key(inputs))
+            key = (attributes, adapter.key(inputs) if self._all_required else _key(adapter, inputs))
             prepared = self._prepared.get(key)
         except (AttributeError, TypeError):
             # An argument that is no tensor of this adapter, or an unhashable option: the slow way says which.
@@ -250,7 +301,8 @@ class Op:
 
     def call_plain(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> TupleDict:
         """The wrapper door for plain tensors of any framework but JAX, on the current stream."""
-        key = (attributes, adapter_of(inputs[0]).key(inputs))
+        adapter = adapter_of(inputs[0])
+        key = (attributes, adapter.key(inputs) if self._all_required else _key(adapter, inputs))
         prepared = self._prepared.get(key) or self.prepare(inputs, attributes, key)
         return prepared(inputs, None)
 
@@ -299,14 +351,6 @@ class Op:
                 if plan not in seen:
                     seen.add(plan)
                     yield label, engine.source(plan)
-
-    def fill_empty(self, adapter: Adapter, outputs: Sequence[Any]) -> None:
-        """Outputs of a problem with an extent of 0: matrices are zero, reductions keep prior content, at least 0."""
-        for operand, output in zip(self.contract.outputs, outputs, strict=True):
-            if isinstance(operand, ScalarTensor):
-                adapter.clamp_min(output, 0.0)
-            else:
-                adapter.zero(output)
 
     def forget(self) -> None:
         """Drop remembered calls; compiled kernels stay in the compile cache."""
@@ -423,7 +467,7 @@ class OpClass(APIBase):
             raise ValueError(mismatch(names[0], expected, device))
         for name, x, want in zip(names, tensors, self._expected, strict=True):
             if (x is None) != (want is None):
-                expected = "no tensor (none was declared)" if want is None else "a tensor"
+                expected = UNDECLARED if want is None else "a tensor"
                 raise ValueError(mismatch(name, expected, "None" if x is None else "a tensor"))
             if x is None:
                 continue

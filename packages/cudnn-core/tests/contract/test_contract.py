@@ -27,7 +27,7 @@ from cudnn_core.dtypes import (
     UINT8,
 )
 from cudnn_core.tensor_desc import Device, TensorDesc
-from cudnn_core.testing.toy import CONTRACT
+from cudnn_core.testing.toy import CONTRACT, OPTIONAL_CONTRACT
 
 CPU = Device("cpu")
 
@@ -428,3 +428,96 @@ def test_optional_operands_may_be_absent():
     assert [p.name for p in absent.signature.operands] == ["x"]
     assert [p.name for p in present.signature.operands] == ["x", "b"]
     assert absent.signature != present.signature
+
+
+# --- operands that apply under a condition ---------------------------------------------------------------------------
+
+
+def names_of(problem):
+    return [plan.name for plan in problem.signature.operands]
+
+
+@pytest.mark.parametrize(
+    "bias, attributes, present",
+    [
+        (True, {}, ["bias_tensor", "y_tensor", "sum_tensor", "top_tensor"]),
+        (False, {}, ["y_tensor", "top_tensor"]),
+        (False, {"y_dtype": "float16"}, ["y_tensor"]),
+        (True, {"sign": "minus"}, ["bias_tensor", "y_tensor", "sum_tensor"]),
+    ],
+)
+def test_outputs_exist_when_they_apply(bias, attributes, present):
+    """A wrapper's call and a class with the samples of that call's outputs bind alike."""
+    x, w = toy_descs()
+    inputs = [x, desc("float32", (5, 4, 1)) if bias else None, w]
+    problem = OPTIONAL_CONTRACT.bind(inputs, attributes)
+    assert [n for n in names_of(problem) if n not in ("x_tensor", "w_tensor")] == present
+    assert [None if d is None else d.name for d in problem.outputs] == [
+        name if name in present else None for name in ("y_tensor", "sum_tensor", "top_tensor")
+    ]
+    assert problem.descs == (*inputs, *problem.outputs)
+    options = {name: value for name, value in attributes.items() if name != "y_dtype"}
+    assert OPTIONAL_CONTRACT.bind(problem.descs, options).signature == problem.signature
+
+
+def test_given_operands_must_apply_and_applying_ones_be_given():
+    x, w = toy_descs()
+    y, top = desc("float32", (5, 4, 1)), desc("float32", (1,))
+    with pytest.raises(ValueError, match="sample_sum: expected None, as it does not apply"):
+        OPTIONAL_CONTRACT.bind([x, None, w, y, replace(y, name="sample_sum"), top], {})
+    with pytest.raises(ValueError, match="sum_tensor: expected a tensor, got None"):
+        OPTIONAL_CONTRACT.bind([x, y, w, y, None, top], {})
+
+
+def test_inputs_may_have_conditions_too():
+    x = Matrix("x", ("M", "K", "L"), dtypes=(FLOAT32, FLOAT16), majors={"k": "K"})
+    norm = ScalarTensor("norm", (), when=lambda attributes, dtypes: dtypes["x"] == "float16")
+    contract = Contract("core/norm", (x, norm), ())
+    full, half = (desc(t, (2, 3, 1)) for t in (FLOAT32, FLOAT16))
+    one = desc(FLOAT32, (1,))
+    assert names_of(contract.bind([full, None], {})) == ["x"]
+    assert names_of(contract.bind([half, one], {})) == ["x", "norm"]
+    with pytest.raises(ValueError, match="norm: expected None, as it does not apply"):
+        contract.bind([full, one], {})
+    with pytest.raises(ValueError, match="norm: expected a tensor, got None"):
+        contract.bind([half, None], {})
+
+
+def test_conditions_see_logical_dtypes_and_selecting_attributes():
+    """A container counts as what it holds; an output option is seen in the output that it shaped."""
+    seen = []
+
+    def watch(attributes, dtypes):
+        seen.append((attributes, dict(dtypes)))
+        return True
+
+    y = replace(OPTIONAL_CONTRACT.operands[3], dtypes=(UINT8, FLOAT4_E2M1FN), fp4_major="n")
+    contract = replace(
+        CONTRACT,
+        operands=(*CONTRACT.inputs, y, replace(CONTRACT.operands[-1], when=watch)),
+        attributes=(dtype_attribute("y_dtype", UINT8, (UINT8,), True), *CONTRACT.attributes[:1]),
+        rules=(),
+    )
+    contract.bind(toy_descs(), {})
+    ((attributes, dtypes),) = seen
+    assert attributes == {} and dtypes["y_tensor"] == "float4_e2m1fn" == y.logical(UINT8).name
+
+
+def test_signatures_name_an_executables_arrays():
+    x, w = toy_descs()
+    signature = OPTIONAL_CONTRACT.bind([x, None, w], {}).signature
+    assert signature.has("top_tensor") and not signature.has("bias_tensor")
+    assert signature.named([1, 2, 3, 4]) == {
+        "x_tensor": 1,
+        "w_tensor": 2,
+        "y_tensor": 3,
+        "top_tensor": 4,
+    }
+    with pytest.raises(ValueError):
+        signature.named([1, 2, 3])
+
+
+def test_the_first_operand_is_always_there():
+    x, *others = CONTRACT.operands
+    with pytest.raises(ValueError, match="x_tensor: expected a first operand that no call leaves"):
+        replace(CONTRACT, operands=(replace(x, optional=True), *others))

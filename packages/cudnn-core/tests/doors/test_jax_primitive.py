@@ -8,8 +8,9 @@ import pytest
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp
 
-from cudnn_core.doors import jax_primitive
-from cudnn_core.testing.toy import OP, toy
+from cudnn_core.doors import jax_ffi, jax_primitive
+from cudnn_core.op import REGISTRY, Op
+from cudnn_core.testing.toy import OP, OPTIONAL_OP, CountingEngine, toy
 
 
 @pytest.fixture(autouse=True)
@@ -181,3 +182,101 @@ def test_nested_vmap_of_nothing(sizes, inner):
     )
     y, top = jax.vmap(jax.vmap(call, in_axes=inner))(x, w)
     assert y.shape == (*sizes, 5, 4, 1) and top.shape == (*sizes, 1, 1, 1)
+
+
+# --- optional operands -----------------------------------------------------------------------------------------------
+
+# (whether there is a bias, attributes, which of y, sum and top exist)
+PRESENCE = [
+    (True, (), (True, True, True)),
+    (False, (), (True, False, True)),
+    (True, ("n", "float16"), (True, True, False)),
+    (False, ("n", "float32", "minus"), (True, False, False)),
+]
+
+
+def optional_call(*attributes):
+    return lambda x, bias, w: OPTIONAL_OP.call_jax((x, bias, w), attributes)
+
+
+def check_optional(outputs, x, bias, w, attributes, exist):
+    assert tuple(y is not None for y in outputs) == exist
+    y, sums, top = outputs
+    sign = -1 if "minus" in attributes else 1
+    want = sign * np.einsum("...mkl,...nkl->...mnl", np.asarray(x), np.asarray(w))
+    full = want if bias is None else want + np.asarray(bias)
+    np.testing.assert_array_equal(np.asarray(y, np.float32), full)
+    if sums is not None:
+        np.testing.assert_array_equal(*np.broadcast_arrays(np.asarray(sums, np.float32), want))
+    if top is not None:
+        largest = np.abs(want).max(axis=(-3, -2, -1))
+        np.testing.assert_array_equal(np.asarray(top)[..., 0, 0, 0], largest)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("bias, attributes, exist", PRESENCE)
+def test_optional_operands(wrap, bias, attributes, exist):
+    x, w = arrays()
+    b = jnp.ones((5, 4, 1)) if bias else None
+    function = optional_call(*attributes)
+    check_optional(wrap(function)(x, b, w), x, b, w, attributes, exist)
+    (equation,) = jax.make_jaxpr(function)(x, b, w).eqns
+    assert len(equation.invars) == 2 + bias and len(equation.outvars) == sum(exist)
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+@pytest.mark.parametrize("bias, attributes, exist", PRESENCE)
+def test_optional_operands_under_vmap(bias, attributes, exist, axis):
+    """Mapped once and twice, with the optional operand mapped or not."""
+    x, w = arrays(2, 3)
+    b = None
+    if bias:
+        b = jnp.arange(6.0).reshape(2, 3, 1, 1, 1) * jnp.ones((5, 4, 1))
+        b = b if axis == 0 else b[1, 2]
+    function = optional_call(*attributes)
+    mapped = jax.vmap(function, in_axes=(0, axis, 0))
+    inner = b[0] if bias and axis == 0 else b
+    check_optional(mapped(x[0], inner, w[0]), x[0], inner, w[0], attributes, exist)
+    twice = jax.jit(jax.vmap(mapped, in_axes=(0, axis, 0)))
+    check_optional(twice(x, b, w), x, b, w, attributes, exist)
+
+
+def test_the_wrapper_door_keeps_the_keys():
+    x, w = arrays()
+    result = OPTIONAL_OP((x, None, w), ("n", "float16"))
+    assert list(result.keys()) == ["y_tensor", "sum_tensor", "top_tensor"]
+    assert result["sum_tensor"] is None and result[2] is None and result[0].dtype == jnp.float16
+
+
+def test_what_is_refused_of_optional_operands():
+    x, w = arrays()
+    with pytest.raises(ValueError, match="w_tensor: expected a tensor, got None"):
+        OPTIONAL_OP.call_jax((x, None, None), ())
+    with pytest.raises(ValueError, match="bias_tensor: expected M = 5"):
+        jax.jit(optional_call())(x, jnp.ones((4, 4, 1)), w)
+
+
+@pytest.mark.parametrize("bias, attributes, exist", PRESENCE)
+def test_the_cuda_lowering_passes_what_is_present(monkeypatch, bias, attributes, exist):
+    """Without a GPU: what the FFI call would be given, and which of its results start from zero."""
+    calls = []
+
+    def ffi_call(executable, operands, results, initial, scalars):
+        calls.append((len(operands), len(results), sorted(initial)))
+        return [jnp.zeros(r.shape, r.dtype) for r in results]
+
+    class AnyDevice(CountingEngine):
+        def why_not_device(self, device):
+            return None
+
+    monkeypatch.setattr(jax_ffi, "cuda_call", ffi_call)
+    monkeypatch.setitem(REGISTRY, "cudnn_core_toy::any_device", None)
+    op = Op(OPTIONAL_OP.contract, (AnyDevice(),), "cudnn_core_toy", "any_device")
+    x, w = arrays()
+    static = tuple(op.contract.parse_attributes(op.named(attributes)).items())
+    given = (x, jnp.ones((5, 4, 1)), w) if bias else (x, w)
+    present = (True, bias, True, *exist)
+    made = jax_primitive._on_cuda(op)(*given, attributes=static, batched=False, present=present)
+    assert len(made) == sum(exist)
+    top = [sum(exist) - 1] if exist[2] else []
+    assert calls == [(len(given), sum(exist), top)]

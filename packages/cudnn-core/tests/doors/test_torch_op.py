@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from cudnn_core.doors import torch_op
-from cudnn_core.testing.toy import OP, toy
+from cudnn_core.testing.toy import OP, OPTIONAL_OP, toy
 
 
 def operands(m=5, n=4, k=3, batches=2, seed=0):
@@ -130,3 +130,68 @@ def test_fake_kernel_refuses_mixed_devices():
         x, w = torch.empty(4, 8, 1), torch.empty(4, 8, 1, device="cuda")
         with pytest.raises(ValueError, match="w_tensor: expected it on cpu, as x_tensor is"):
             toy(x, w)
+
+
+# --- optional operands -----------------------------------------------------------------------------------------------
+
+# (whether there is a bias, attributes, which of y, sum and top exist)
+PRESENCE = [
+    (True, (), (True, True, True)),
+    (False, (), (True, False, True)),
+    (True, ("m", "float16"), (True, True, False)),
+    (False, ("n", "float32", "minus"), (True, False, False)),
+]
+
+
+def optional_operands(bias, m=5, n=4):
+    x, w = operands(m, n)
+    return x, (torch.ones(x.shape[2], m, n).permute(1, 2, 0) if bias else None), w
+
+
+def test_the_schema_of_optional_operands():
+    text = torch_op.schema(OPTIONAL_OP)
+    assert text.startswith("(Tensor x_tensor, Tensor? bias_tensor, Tensor w_tensor, str y_major=")
+    assert text.endswith(" -> Tensor[]")
+
+
+@pytest.mark.parametrize("bias, attributes, exist", PRESENCE)
+def test_the_op_returns_the_tensors_that_exist(bias, attributes, exist):
+    torch_op.register(OPTIONAL_OP.qualified)
+    target = torch.ops.cudnn_core_toy.toy_optional.default
+    inputs = optional_operands(bias)
+    made = target(*inputs, *attributes)
+    eager = [y for y in OPTIONAL_OP(inputs, attributes) if y is not None]
+    assert len(made) == len(eager) == sum(exist)
+    for got, want in zip(made, eager, strict=True):
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    torch.library.opcheck(target, (*inputs, *attributes))
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("bias, attributes, exist", PRESENCE)
+def test_compiled_calls_give_none_for_what_does_not_exist(
+    counter, bias, attributes, exist, dynamic
+):
+    def call(x, bias, w):
+        result = OPTIONAL_OP((x, bias, w), attributes)
+        y, sums, top = result
+        return [y, sums, top], result["sum_tensor"] is None, list(result.keys())
+
+    make = torch.compile(call, fullgraph=True, backend=counter, dynamic=dynamic)
+    for m in (5, 7):
+        inputs = optional_operands(bias, m)
+        outputs, no_sum, keys = make(*inputs)
+        assert keys == ["y_tensor", "sum_tensor", "top_tensor"] and no_sum is not exist[1]
+        assert tuple(y is not None for y in outputs) == exist
+        for got, want in zip(outputs, OPTIONAL_OP(inputs, attributes), strict=True):
+            if want is not None:
+                torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_compiled_calls_with_and_without_an_optional_operand(counter):
+    """One function that meets both: a graph each."""
+    make = torch.compile(lambda *a: OPTIONAL_OP(a, ())[1], fullgraph=True, backend=counter)
+    for bias in (True, False, True):
+        assert (make(*optional_operands(bias)) is not None) is bias
+    assert counter.frame_count == 2

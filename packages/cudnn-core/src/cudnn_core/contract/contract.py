@@ -31,6 +31,14 @@ class Signature:
                 return plan
         raise KeyError(name)
 
+    def has(self, name: str) -> bool:
+        """Whether the operand called `name` is present."""
+        return any(plan.name == name for plan in self.operands)
+
+    def named(self, arrays: Sequence[Any]) -> dict[str, Any]:
+        """An executable's arrays, those of the operands that are present, by operand name."""
+        return {plan.name: x for plan, x in zip(self.operands, arrays, strict=True)}
+
     def attribute(self, name: str) -> Any:
         """The value of the attribute called `name`."""
         return dict(self.attributes)[name]
@@ -38,13 +46,16 @@ class Signature:
 
 @dataclass(frozen=True)
 class Problem:
-    """A bound call: the signature, the extents, the device, every operand's metadata, the outputs to allocate."""
+    """A bound call: the signature, the extents, the device, every operand's metadata, the outputs to allocate.
+
+    `descs` has all operands and `outputs` all outputs in contract order; None stands for those that are absent.
+    """
 
     signature: Signature
     dims: Mapping[str, int] = field(hash=False, compare=False)
     device: Device = field(compare=False)
     descs: tuple[TensorDesc | None, ...] = field(hash=False, compare=False, default=())
-    outputs: tuple[TensorDesc, ...] = field(hash=False, compare=False, default=())
+    outputs: tuple[TensorDesc | None, ...] = field(hash=False, compare=False, default=())
 
     @property
     def is_empty(self) -> bool:
@@ -56,6 +67,8 @@ class Problem:
 class Contract:
     """One operation. `name` is `family/stem`; operands stand in call order, outputs last.
 
+    The first operand is always present: its type says which framework a call belongs to.
+
     rules: functions of (signature, dims) that raise ValueError or NotImplementedError for combinations.
     """
 
@@ -63,6 +76,11 @@ class Contract:
     operands: tuple[Operand, ...]
     attributes: tuple[Attribute, ...]
     rules: tuple[Callable[[Signature, Mapping[str, int]], None], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.operands[0].may_be_absent:
+            name = self.operands[0].name
+            raise ValueError(mismatch(name, "a first operand that no call leaves out", "another"))
 
     @property
     def inputs(self) -> tuple[Operand, ...]:
@@ -72,9 +90,18 @@ class Contract:
     def outputs(self) -> tuple[Operand, ...]:
         return tuple(o for o in self.operands if o.output)
 
+    @property
+    def outputs_vary(self) -> bool:
+        """Whether calls without given outputs make more of them or fewer, as conditions say."""
+        return any(o.when is not None for o in self.outputs)
+
     def parse_attributes(self, values: Mapping[str, Any]) -> dict[str, Hashable]:
         """Canonical attribute values; the names are those of the public parameters."""
         return {a.name: a.parse(values.get(a.name, a.default), a.name) for a in self.attributes}
+
+    def selecting(self, parsed: Mapping[str, Hashable]) -> dict[str, Hashable]:
+        """The parsed attributes that are in the signature: those that do more than shape an output."""
+        return {a.name: parsed[a.name] for a in self.attributes if not a.of_output}
 
     def bind(self, descs: Sequence[TensorDesc | None], attributes: Mapping[str, Any]) -> Problem:
         """Check `descs` (all inputs, then all outputs or none) and attributes; raise or return the Problem.
@@ -85,21 +112,32 @@ class Contract:
         operands = self.operands if len(descs) == len(self.operands) else self.inputs
         if len(descs) != len(operands):
             raise ValueError(mismatch(self.name, f"{len(operands)} tensors", len(descs)))
-        dims, plans = Dims(), []
+        kept = self.selecting(parsed)
+        dims, plans, made, dtypes = Dims(), [], [], {}
+
+        def add(operand: Operand, desc: TensorDesc) -> None:
+            plan = operand.bind(desc, dims, parsed)
+            dtypes[operand.name] = plan.dtype
+            plans.append(plan)
+
         for operand, desc in zip(operands, descs, strict=True):
-            if desc is None:
-                if not operand.optional:
-                    raise ValueError(mismatch(operand.name, "a tensor", "None"))
-                continue
-            plans.append(operand.bind(desc, dims, parsed))
+            applies = operand.applies(kept, dtypes)
+            if desc is not None:
+                if not applies:
+                    expected = "None, as it does not apply to these operands and options"
+                    raise ValueError(mismatch(desc.name or operand.name, expected, "a tensor"))
+                add(operand, desc)
+            elif applies and not operand.optional:
+                raise ValueError(mismatch(operand.name, "a tensor", "None"))
         device = next(desc.device for desc in descs if desc is not None)
-        made = ()
         if operands is not self.operands:
-            made = tuple(o.describe(dims, parsed, device) for o in self.outputs)
-            for operand, desc in zip(self.outputs, made, strict=True):
-                plans.append(operand.bind(desc, dims, parsed))
-        kept = tuple((a.name, parsed[a.name]) for a in self.attributes if not a.of_output)
-        signature = Signature(self.name, tuple(plans), kept)
+            for operand in self.outputs:
+                desc = None
+                if operand.applies(kept, dtypes):
+                    desc = operand.describe(dims, parsed, device)
+                    add(operand, desc)
+                made.append(desc)
+        signature = Signature(self.name, tuple(plans), tuple(kept.items()))
         for rule in self.rules:
             rule(signature, dims)
-        return Problem(signature, dict(dims), device, (*descs, *made), made)
+        return Problem(signature, dict(dims), device, (*descs, *made), tuple(made))

@@ -6,11 +6,11 @@ found goes into a frozen `OperandPlan`, which is part of the compile key and so 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..dtypes import FLOAT8_E8M0FNU, FLOAT32, INT8, UINT8, DType
+from ..dtypes import FLOAT4_E2M1FN, FLOAT8_E8M0FNU, FLOAT32, INT8, UINT8, DType
 from ..errors import axes, mismatch, one_of
 from ..tensor_desc import Device, TensorDesc, contiguous_stride
 from .dims import Dims
@@ -31,13 +31,33 @@ class OperandPlan:
 
 @dataclass(frozen=True)
 class Operand:
-    """Common fields. `dims` are the logical axes; an optional operand may be None."""
+    """Common fields. `dims` are the logical axes; an optional operand may be None.
+
+    when(attributes, dtypes) says whether the operand applies to a call at all; one that does not is None. It sees the
+    attributes that are in the signature, and the logical dtype names of the operands that stand before this one and
+    are present. Extents and layouts decide nothing, so that a graph can tell from its constants which tensors exist.
+    An output that applies is always made for a caller who passes none; only a class may leave out an optional one.
+    """
 
     name: str
     dims: tuple[str, ...]
     output: bool = False
     optional: bool = False
     meaning: str = ""
+    when: Callable[[Mapping[str, Any], Mapping[str, str]], bool] | None = None
+
+    @property
+    def may_be_absent(self) -> bool:
+        """Whether some call leaves this operand out."""
+        return self.optional or self.when is not None
+
+    def applies(self, attributes: Mapping[str, Any], dtypes: Mapping[str, str]) -> bool:
+        """Whether the operand belongs to a call with these attributes and earlier operands."""
+        return self.when is None or bool(self.when(attributes, dtypes))
+
+    def logical(self, dtype: DType) -> DType:
+        """What an array of this dtype is taken for."""
+        return dtype
 
     def bind(self, desc: TensorDesc, dims: Dims, attributes: Mapping[str, Any]) -> OperandPlan:
         raise NotImplementedError
@@ -79,6 +99,9 @@ class Matrix(Operand):
     dtype_from: str = ""
     major_from: str = ""
     fp4_major: str = ""
+
+    def logical(self, dtype: DType) -> DType:
+        return FLOAT4_E2M1FN if dtype is UINT8 else dtype
 
     def bind(self, desc: TensorDesc, dims: Dims, attributes: Mapping[str, Any]) -> OperandPlan:
         label = desc.name or self.name
@@ -232,6 +255,9 @@ class ScaleFactor(Operand):
     vec_from: str = "sf_vec_size"
     int8_is_e8m0: bool = False
 
+    def logical(self, dtype: DType) -> DType:
+        return FLOAT8_E8M0FNU if dtype is INT8 else dtype
+
     def bind(self, desc: TensorDesc, dims: Dims, attributes: Mapping[str, Any]) -> OperandPlan:
         allowed = _named(self.dtypes) | ({"int8": INT8} if self.int8_is_e8m0 else {})
         hint = "a view of the bytes as a scale dtype is free" if desc.dtype is UINT8 else ""
@@ -246,7 +272,7 @@ class ScaleFactor(Operand):
             form = "physical"
         else:
             raise ValueError(self._message(desc, logical, physical, dims, attributes))
-        dtype = FLOAT8_E8M0FNU if desc.dtype is INT8 else desc.dtype
+        dtype = self.logical(desc.dtype)
         return OperandPlan(self.name, dtype.name, "int8" if desc.dtype is INT8 else "native", form)
 
     def atoms(self, dims: Mapping[str, int], attributes: Mapping[str, Any]):

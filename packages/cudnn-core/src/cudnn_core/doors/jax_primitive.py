@@ -5,6 +5,7 @@ to the cached executable; `jax.vmap` becomes the batch dimension L. May import j
 
 Unbatched operands have the contract's shapes with L = 1. Batched ones are batch-outermost: (L, M, K) for (M, K, L),
 and (L, R, Q, 32, 4, 4) for scale factors as ever; an operand that no vmap maps keeps a batch extent of 1.
+The primitive takes and gives only the operands that are present, of which its static parameter `present` keeps a flag.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from ..adapters.base import refuse_unpacked_fp4
-from ..contract import Problem, ScalarTensor, ScaleFactor
+from ..contract import Operand, Problem, ScalarTensor, ScaleFactor
 from ..dtypes import FLOAT4_E2M1FN, UINT8, as_dtype
 from ..engine import select
 from ..errors import mismatch
@@ -32,15 +33,35 @@ if TYPE_CHECKING:
 BATCH = "L"
 
 
-def call(op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> tuple[jax.Array, ...]:
-    """Outputs of the op on JAX arrays or tracers, as a plain tuple."""
+def call(
+    op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...]
+) -> tuple[jax.Array | None, ...]:
+    """Outputs of the op on JAX arrays or tracers, as a plain tuple; None for those that do not apply."""
     named = op.named(attributes)
     static = tuple(
         (name, UINT8 if value == FLOAT4_E2M1FN else value)
         for name, value in op.contract.parse_attributes(named).items()
     )
     _refuse_unexpressible(op, inputs, dict(static))
-    return tuple(primitive(op).bind(*inputs, attributes=static, batched=False))
+    given = [x for x in inputs if x is not None]
+    present = (*(x is not None for x in inputs), *(True for _ in op.contract.outputs))
+    if op.contract.outputs_vary:
+        outputs = _problem(op, given, static, False, present).outputs
+        present = (*present[: len(inputs)], *(desc is not None for desc in outputs))
+    made = iter(primitive(op).bind(*given, attributes=static, batched=False, present=present))
+    return tuple(next(made) if there else None for there in present[len(inputs) :])
+
+
+def _inputs(op: Op, present: tuple[bool, ...]) -> list[Operand]:
+    """The inputs that this call has: the primitive takes no others."""
+    flags = present[: len(op.contract.inputs)]
+    return [o for o, there in zip(op.contract.inputs, flags, strict=True) if there]
+
+
+def _outputs(op: Op, present: tuple[bool, ...]) -> list[Operand]:
+    """The outputs that this call has: the primitive gives no others."""
+    flags = present[len(op.contract.inputs) :]
+    return [o for o, there in zip(op.contract.outputs, flags, strict=True) if there]
 
 
 def _refuse_unexpressible(op: Op, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> None:
@@ -51,7 +72,9 @@ def _refuse_unexpressible(op: Op, inputs: tuple[Any, ...], attributes: dict[str,
             raise ValueError(mismatch(major_from, "'n' (JAX arrays are row-major)", "'m'"))
     for operand, x in zip(op.contract.inputs, inputs, strict=True):
         if x is None:
-            raise ValueError(mismatch(operand.name, "a tensor", "None"))
+            if not operand.may_be_absent:
+                raise ValueError(mismatch(operand.name, "a tensor", "None"))
+            continue
         axis, rank = (0, 6) if isinstance(operand, ScaleFactor) else (-1, len(operand.dims))
         if BATCH in operand.dims and x.ndim == rank and x.shape[axis] != 1:
             expected = "batch extent L = 1 (use jax.vmap for batches)"
@@ -79,11 +102,12 @@ def _impl(prim: Primitive):
     """Eager calls run the compiled primitive: one jitted function per set of static parameters."""
 
     @cache
-    def jitted(attributes: tuple, batched: bool):
-        return jax.jit(lambda *args: prim.bind(*args, attributes=attributes, batched=batched))
+    def jitted(attributes: tuple, batched: bool, present: tuple):
+        static = {"attributes": attributes, "batched": batched, "present": present}
+        return jax.jit(lambda *args: prim.bind(*args, **static))
 
-    def impl(*args: Any, attributes: tuple, batched: bool):
-        return jitted(attributes, batched)(*args)
+    def impl(*args: Any, attributes: tuple, batched: bool, present: tuple):
+        return jitted(attributes, batched, present)(*args)
 
     return impl
 
@@ -92,14 +116,17 @@ def _device(platform: str) -> Device:
     return Device("cpu") if platform == "cpu" else Device("cuda", 0)
 
 
-def _problem(op: Op, avals, attributes: tuple, batched: bool, platform: str = "cpu") -> Problem:
-    """Bind the contract to JAX shapes."""
+def _problem(
+    op: Op, avals, attributes: tuple, batched: bool, present: tuple, platform: str = "cpu"
+) -> Problem:
+    """Bind the contract to the JAX shapes of the inputs that are present."""
     named = dict(attributes) | (_batch_attributes(op) if batched else {})
     device = _device(platform)
     batch = _common_extent(a.shape[0] for a in avals) if batched else 1
+    given = iter(avals)
     descs = [
-        _desc(operand, aval, batched, batch, device)
-        for operand, aval in zip(op.contract.inputs, avals, strict=True)
+        _desc(operand, next(given), batched, batch, device) if there else None
+        for operand, there in zip(op.contract.inputs, present, strict=False)
     ]
     return op.contract.bind(descs, named)
 
@@ -127,11 +154,12 @@ def _desc(operand, aval, batched: bool, batch: int, device: Device) -> TensorDes
     return TensorDesc(dtype, shape, stride, None, device, name=operand.name)
 
 
-def _results(op: Op, avals, *, attributes: tuple, batched: bool):
-    """Shapes and dtypes of the outputs as JAX sees them."""
-    problem = _problem(op, avals, attributes, batched)
+def _results(op: Op, avals, *, attributes: tuple, batched: bool, present: tuple):
+    """Shapes and dtypes of the present outputs as JAX sees them."""
+    problem = _problem(op, avals, attributes, batched, present)
+    made = [desc for desc in problem.outputs if desc is not None]
     results = []
-    for operand, desc in zip(op.contract.outputs, problem.outputs, strict=True):
+    for operand, desc in zip(_outputs(op, present), made, strict=True):
         shape = tuple(desc.shape)
         if batched and not _is_blocked(operand):
             shape = (shape[-1], *shape[:-1])
@@ -144,34 +172,36 @@ def _is_blocked(operand) -> bool:
     return isinstance(operand, ScaleFactor | ScalarTensor)
 
 
-def _batch(op: Op, prim: Primitive, args, dims, *, attributes: tuple, batched: bool):
+def _batch(
+    op: Op, prim: Primitive, args, dims, *, attributes: tuple, batched: bool, present: tuple
+):
     """vmap over the primitive: the mapped axis becomes L, or multiplies the L that is there."""
     moved = [
         (x, False) if d is None else (jnp.moveaxis(x, d, 0), True)
         for x, d in zip(args, dims, strict=True)
     ]
-    merge = _merge_batched if batched else _merge_unbatched
-    outputs = prim.bind(*merge(op, moved), attributes=attributes, batched=True)
+    merged = _merge_batched(moved) if batched else _merge_unbatched(_inputs(op, present), moved)
+    outputs = prim.bind(*merged, attributes=attributes, batched=True, present=present)
     if batched:
         split = [y.reshape(*_merged_extents(moved), *y.shape[1:]) for y in outputs]
     else:
         split = [
             y[:, None] if _is_blocked(operand) else y[..., None]
-            for operand, y in zip(op.contract.outputs, outputs, strict=True)
+            for operand, y in zip(_outputs(op, present), outputs, strict=True)
         ]
     return split, [0] * len(split)
 
 
-def _merge_unbatched(op: Op, moved) -> list[jax.Array]:
+def _merge_unbatched(operands, moved) -> list[jax.Array]:
     """(B, M, K, 1) or (M, K, 1) -> (B or 1, M, K); scale factors (B, 1, R, ...) -> (B, R, ...)."""
     merged = []
-    for operand, (x, mapped) in zip(op.contract.inputs, moved, strict=True):
+    for operand, (x, mapped) in zip(operands, moved, strict=True):
         x = x if mapped else x[None]
         merged.append(x[:, 0] if _is_blocked(operand) else x[..., 0])
     return merged
 
 
-def _merge_batched(op: Op, moved) -> list[jax.Array]:
+def _merge_batched(moved) -> list[jax.Array]:
     """(B, L, M, K) or (L, M, K) -> (B * L, M, K); an operand that no vmap maps keeps its extent of 1."""
     size, inner = _merged_extents(moved)
     merged = []
@@ -194,21 +224,23 @@ def _merged_extents(moved) -> tuple[int, int]:
 def _on_cpu(op: Op):
     """The CPU lowering: the reference engine behind a host callback."""
 
-    def lowered(*args: jax.Array, attributes: tuple, batched: bool):
+    def lowered(*args: jax.Array, **static: Any):
         avals = [jax.core.ShapedArray(x.shape, x.dtype) for x in args]
-        problem = _problem(op, avals, attributes, batched)
+        problem = _problem(op, avals, **static)
         engine = select(op.engines, problem)
         run = engine.compile(engine.plan(problem))
-        shapes = _results(op, avals, attributes=attributes, batched=batched)
+        shapes = _results(op, avals, **static)
+        outputs = _outputs(op, static["present"])
 
         def host(*arrays: Any) -> tuple[np.ndarray, ...]:
             inputs = [np.asarray(x) for x in arrays]
-            outputs = [
+            made = [
                 np.full(s.shape, getattr(operand, "initial", 0), s.dtype)
-                for operand, s in zip(op.contract.outputs, shapes, strict=True)
+                for operand, s in zip(outputs, shapes, strict=True)
             ]
-            run(*_contract_views(op, inputs, outputs, batched), 0)
-            return tuple(outputs)
+            operands = (*_inputs(op, static["present"]), *outputs)
+            run(*_contract_views(operands, inputs, made, static["batched"]), 0)
+            return tuple(made)
 
         results = [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in shapes]
         return jax.pure_callback(host, tuple(results), *args, vmap_method=None)
@@ -216,14 +248,14 @@ def _on_cpu(op: Op):
     return lowered
 
 
-def _contract_views(op: Op, inputs, outputs, batched: bool) -> list[np.ndarray]:
+def _contract_views(operands, inputs, outputs, batched: bool) -> list[np.ndarray]:
     """Views in contract order: the batch axis of matrices last, unmapped operands repeated without a copy."""
     arrays = [*inputs, *outputs]
     if not batched:
         return arrays
     batch = _common_extent(x.shape[0] for x in inputs)
     views = []
-    for operand, x in zip((*op.contract.inputs, *op.contract.outputs), arrays, strict=True):
+    for operand, x in zip(operands, arrays, strict=True):
         if x.shape[0] != batch:
             x = np.broadcast_to(x, (batch, *x.shape[1:]))
         views.append(x if _is_blocked(operand) else np.moveaxis(x, 0, -1))
@@ -233,18 +265,19 @@ def _contract_views(op: Op, inputs, outputs, batched: bool) -> list[np.ndarray]:
 def _on_cuda(op: Op):
     """The CUDA lowering: an FFI call to the executable of the cached plan, on XLA's stream."""
 
-    def lowered(*args: jax.Array, attributes: tuple, batched: bool):
+    def lowered(*args: jax.Array, **static: Any):
         from .jax_ffi import cuda_call
 
         avals = [jax.core.ShapedArray(x.shape, x.dtype) for x in args]
-        problem = _problem(op, avals, attributes, batched, platform="cuda")
-        shapes = _results(op, avals, attributes=attributes, batched=batched)
+        problem = _problem(op, avals, **static, platform="cuda")
+        shapes = _results(op, avals, **static)
+        outputs = _outputs(op, static["present"])
         if problem.is_empty:
             return [jnp.zeros(s.shape, s.dtype) for s in shapes]
         engine = select(op.engines, problem)
         initial = {
             index: jnp.zeros(s.shape, s.dtype)
-            for index, (operand, s) in enumerate(zip(op.contract.outputs, shapes, strict=True))
+            for index, (operand, s) in enumerate(zip(outputs, shapes, strict=True))
             if isinstance(operand, ScalarTensor)
         }
         results = [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in shapes]

@@ -6,12 +6,13 @@ May import torch: only `doors.call` comes here, and only with torch tensors.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..dtypes import DType
+from ..dtypes import DType, as_dtype
 from ..errors import mismatch
 from ..tuple_dict import TupleDict
 
@@ -57,17 +58,45 @@ def call(op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...], stream: A
     register(op.qualified)
     target = getattr(getattr(torch.ops, op.namespace), op.short_name)
     outputs = target(*inputs, *op.plain_attributes(attributes))
+    if op.contract.outputs_vary:
+        outputs = _in_place(op, inputs, attributes, outputs)
     return TupleDict(zip(op.output_names, outputs, strict=True))
 
 
+def _in_place(
+    op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...], made: list[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The outputs that exist, each in its place, None in the others. Dynamo traces this: constants only."""
+    parsed = op.contract.parse_attributes(op.named(attributes))
+    selecting = op.contract.selecting(parsed)
+    dtypes = {
+        operand.name: operand.logical(as_dtype(x.dtype)).name
+        for operand, x in zip(op.contract.inputs, inputs, strict=True)
+        if x is not None
+    }
+    outputs, used = [], 0
+    for operand in op.contract.outputs:
+        x = None
+        if operand.applies(selecting, dtypes):
+            x = made[used]
+            used += 1
+            dtypes[operand.name] = operand.logical(as_dtype(x.dtype)).name
+        outputs.append(x)
+    return outputs
+
+
 def schema(op: Op) -> str:
-    """``(Tensor a, ..., str c_major="n", ...) -> (Tensor, Tensor)`` from the contract."""
-    arguments = [f"Tensor{'?' if o.optional else ''} {o.name}" for o in op.contract.inputs]
+    """``(Tensor a, ..., str c_major="n", ...) -> (Tensor, Tensor)`` from the contract.
+
+    Inputs that may be absent are ``Tensor?``; where outputs may be, the result is a
+    list of those that exist, ``Tensor[]``.
+    """
+    arguments = [f"Tensor{'?' if o.may_be_absent else ''} {o.name}" for o in op.contract.inputs]
     for attribute in op.contract.attributes:
         kind, default = _schema_type(attribute.default)
         arguments.append(f"{kind} {attribute.name}={default}")
-    results = ", ".join("Tensor" for _ in op.contract.outputs)
-    return f"({', '.join(arguments)}) -> ({results})"
+    results = f"({', '.join('Tensor' for _ in op.contract.outputs)})"
+    return f"({', '.join(arguments)}) -> {'Tensor[]' if op.contract.outputs_vary else results}"
 
 
 def _schema_type(default: Any) -> tuple[str, str]:
@@ -94,17 +123,25 @@ def _split(op: Op, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[A
 
 
 def _kernel(op: Op):
-    def kernel(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    results = _existing if op.contract.outputs_vary else tuple
+
+    def kernel(*arguments: Any) -> Sequence[torch.Tensor]:
         inputs, attributes = _split(op, arguments)
-        return tuple(op.call_plain(inputs, attributes))
+        return results(op.call_plain(inputs, attributes))
 
     return kernel
 
 
+def _existing(outputs: Iterable[Any]) -> list[Any]:
+    return [x for x in outputs if x is not None]
+
+
 def _fake(op: Op):
-    def fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    results = list if op.contract.outputs_vary else tuple
+
+    def fake(*arguments: Any) -> Sequence[torch.Tensor]:
         inputs, attributes = _split(op, arguments)
         adapter, problem = op.bind(inputs, attributes)
-        return tuple(adapter.empty(desc) for desc in problem.outputs)
+        return results(adapter.empty(desc) for desc in _existing(problem.outputs))
 
     return fake

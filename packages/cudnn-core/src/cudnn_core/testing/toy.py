@@ -1,10 +1,13 @@
 """A small operation for tests of what all operations share. Imports the contract, the op, and numpy when it runs.
 
-y[m,n,l] = +-sum_k x[m,k,l] * w[n,k,l] and top = max(prior, 0, max |y|), in NumPy on the host.
+y[m,n,l] = +-sum_k x[m,k,l] * w[n,k,l] and top = max(prior, 0, max |y|), in NumPy on the host. The toy with optional
+operands adds a bias (M, N, L) if there is one, and then also gives the sum before it; it gives no top for FP16 results.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..contract import (
@@ -111,3 +114,62 @@ class Toy(OpClass):
     def execute(self, x: Any, w: Any, y: Any, top: Any, current_stream: Any = None) -> None:
         """Write y, accumulate top."""
         self._run((x, w, y, top), current_stream)
+
+
+def biased(attributes: Mapping[str, Any], dtypes: Mapping[str, str]) -> bool:
+    """Whether there is a bias, so that the sum before it is a result of its own."""
+    return "bias_tensor" in dtypes
+
+
+def wide_result(attributes: Mapping[str, Any], dtypes: Mapping[str, str]) -> bool:
+    """Whether the toy with optional operands gives `top`: not for FP16 results, nor when signs are turned."""
+    return dtypes["y_tensor"] != "float16" and attributes["sign"] == "plus"
+
+
+_X, _W, _Y, _TOP = CONTRACT.operands
+OPTIONAL_CONTRACT = replace(
+    CONTRACT,
+    name="core/toy_optional",
+    operands=(
+        _X,
+        replace(_Y, name="bias_tensor", output=False, optional=True),
+        _W,
+        _Y,
+        replace(_Y, name="sum_tensor", when=biased),
+        replace(_TOP, when=wide_result),
+    ),
+)
+
+
+def optional_reference(signature: Signature, *arrays: Any) -> None:
+    """The toy with optional operands, in place."""
+    import numpy as np
+
+    named = signature.named(arrays)
+    bias, y, top = named.get("bias_tensor"), named["y_tensor"], named.get("top_tensor")
+    per_batch = signature.attribute("amax") == "per_batch"
+    spare = np.zeros((y.shape[2] if per_batch else 1, 1, 1), np.float32)
+    reference(signature, named["x_tensor"], named["w_tensor"], y, spare if top is None else top)
+    if signature.has("sum_tensor"):
+        named["sum_tensor"][...] = y
+    if bias is not None:
+        y[...] = (y.astype(np.float32) + bias.astype(np.float32)).astype(y.dtype)
+
+
+OPTIONAL_OP = Op(
+    OPTIONAL_CONTRACT, (CountingEngine(optional_reference),), "cudnn_core_toy", "toy_optional"
+)
+
+
+class ToyOptional(OpClass):
+    """The class door of the toy with optional operands."""
+
+    op = OPTIONAL_OP
+
+    def __init__(self, x: Any, bias: Any, w: Any, y: Any, sums: Any, top: Any, **options: Any):
+        samples = {"sample_x": x, "sample_bias": bias, "sample_w": w}
+        super().__init__(samples | {"sample_y": y, "sample_sum": sums, "sample_top": top}, options)
+
+    def execute(self, *tensors: Any, current_stream: Any = None) -> None:
+        """x, bias, w, y, sum, top: None where the sample was."""
+        self._run(tensors, current_stream)

@@ -169,6 +169,15 @@ def test_engines_agree_at_size():
             assert torch.equal(ours["data"].view(torch.uint8), again["data"].view(torch.uint8))
 
 
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"])
+def test_rows_contiguous_with_batches_that_do_not_merge(name):
+    """x is copied into the kernel's order; FP8 codes still follow x, contiguous along the rows."""
+    x = torch.randn(3, 2, 64, 48, device="cuda").permute(1, 0, 3, 2)
+    block = 16 if name == "nvfp4" else 32
+    data = assert_is_the_law(x, name, block)["data"]
+    assert data.stride(-2 if name.startswith("mxfp8") else -1) == 1
+
+
 def test_more_than_two_to_the_31_elements():
     rows, k = 33000, 65536
     x = torch.zeros(rows, k, device="cuda", dtype=torch.bfloat16)

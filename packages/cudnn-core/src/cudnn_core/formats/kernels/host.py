@@ -15,7 +15,8 @@ def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale)
     """As formats.torch_impl.quantize; per_tensor_scale is None, True or a 0-d FP32 tensor."""
     _require_hopper(x)
     ordered = layout.canonical(torch_ops, x, geo)
-    if rows_contiguous(x, geo) and not fmt.is_fp4:
+    turned = rows_contiguous(x, geo) and not fmt.is_fp4
+    if turned:
         data = x.new_empty((geo.batch, geo.k, geo.rows), dtype=torch.uint8).mT
     else:
         extent = -(-geo.k // fmt.element.codes_per_byte)
@@ -25,7 +26,7 @@ def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale)
     scale = x.new_empty(shape, dtype=torch.uint8)
     if x.numel():
         per_tensor_scale = _launch(
-            ordered, data, scale if plain else scale.view(-1), fmt, plain, per_tensor_scale
+            ordered, data, scale if plain else scale.view(-1), fmt, plain, turned, per_tensor_scale
         )
     elif per_tensor_scale is True:
         per_tensor_scale = x.new_zeros((), dtype=torch.float32)
@@ -36,9 +37,10 @@ def quantize(x, fmt: Format, geo: Geometry, scale_layout: str, per_tensor_scale)
     return publish_data(data, fmt, geo), finish_scale(scale, fmt), per_tensor_scale
 
 
-def _launch(x, data, scale, fmt: Format, plain: bool, per_tensor_scale):
+def _launch(x, data, scale, fmt: Format, plain: bool, turned: bool, per_tensor_scale):
     dtype = str(x.dtype).removeprefix("torch.")
-    path = _path(x, ELEMENT_BYTES[dtype])
+    # The vector path writes codes contiguous along K, also where x had to be copied into that order.
+    path = "strided" if turned else _path(x, ELEMENT_BYTES[dtype])
     mode = "given"
     if per_tensor_scale is None or per_tensor_scale is True:
         mode = "computed" if per_tensor_scale else "none"

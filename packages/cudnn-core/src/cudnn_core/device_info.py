@@ -168,7 +168,7 @@ def ensure_context(ordinal: int) -> None:
 def word_filler() -> Callable[[int, int, int, int], None]:
     """fill(address, word, count, stream): `count` 32-bit words of device memory, asynchronously.
 
-    A memset takes a third of the host time of a fill kernel; graphs capture it as a node of its own.
+    Graphs capture it as a node of its own.
     """
     library = _driver()
     if library is None:

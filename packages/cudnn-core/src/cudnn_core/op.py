@@ -48,7 +48,7 @@ class Prepared:
         self.adapter = adapter
         self.device = problem.device
         self.names = op.output_names
-        self.launch = launcher(op, adapter, problem, engine, engine.compile(engine.plan(problem)))
+        self.launch = launcher(op, adapter, problem, engine, executable_of(engine, problem))
         self.allocate = tuple(
             _nothing if desc is None else adapter.allocator(desc, getattr(operand, "initial", None))
             for operand, desc in zip(op.contract.outputs, problem.outputs, strict=True)
@@ -78,8 +78,19 @@ def _nothing() -> None:
     """In place of the allocation of an output that does not apply."""
 
 
+def executable_of(engine: Engine, problem: Problem) -> Callable[..., None] | None:
+    """The executable of a problem; None where `launcher` needs none, so that no kernel is compiled for nothing."""
+    if problem.is_empty and engine.platform != "cpu":
+        return None
+    return engine.compile(engine.plan(problem))
+
+
 def launcher(
-    op: Op, adapter: Adapter, problem: Problem, engine: Engine, executable: Callable[..., None]
+    op: Op,
+    adapter: Adapter,
+    problem: Problem,
+    engine: Engine,
+    executable: Callable[..., None] | None,
 ) -> Callable[[Sequence[Any], Any], None]:
     """launch(tensors, stream): the shortest way from tensors of this adapter to the executable.
 
@@ -167,7 +178,9 @@ def fill_empty(op: Op, adapter: Adapter, problem: Problem, tensors: Sequence[Any
 def explain(op: Op, tensors: Sequence[Any]) -> None:
     """After an executable refused its arguments: the same refusal in the contract's words, where it has them."""
     names = [operand.name for operand in op.contract.operands]
-    adapter, _ = common(dict(zip(names, tensors, strict=True)), op.short_name)
+    adapter, device = common(dict(zip(names, tensors, strict=True)), op.short_name)
+    if device.type == "cpu":
+        return  # the reference engine takes any address
     for operand, x in zip(op.contract.operands, tensors, strict=True):
         pointer = 0 if x is None else adapter.data_pointer(x)
         if pointer % 16 and not isinstance(operand, ScalarTensor):
@@ -392,7 +405,7 @@ class OpClass(APIBase):
             return
         self._ensure_support_checked()
         self._engine.scalars(self._problem)  # a margin that leaves no block is an error now
-        self._executable = self._engine.compile(self._engine.plan(self._problem))
+        self._executable = executable_of(self._engine, self._problem)
         # What the executable itself does not check: the rank of scalars, and scale factors against their matrix.
         self._unchecked = [
             index

@@ -18,7 +18,7 @@ class TupleDict(dict):
 
     @classmethod
     def of(cls, names, values):
-        """The TupleDict of names and as many values; `names` is a tuple. Costs half of the constructor."""
+        """The TupleDict of names and as many values; `names` is a tuple. Cheaper than the constructor."""
         made = cls.__new__(cls)
         dict.update(made, zip(names, values, strict=True))
         made._order = names

@@ -360,3 +360,40 @@ def test_class_knows_samples_by_their_own_names():
         ValueError, match="sample_w: expected it on cpu, as sample_x is, got cuda:0"
     ):
         Toy(x, TensorDesc.of("float32", (4, 3, 1), device="cuda:0"), y, top)
+
+
+class BuildsNothing(ReferenceEngine):
+    """An engine of a GPU's kind whose compiler must not be asked."""
+
+    platform = "other"
+
+    def compile(self, plan):
+        raise AssertionError("compiled a kernel for a problem that launches none")
+
+
+@pytest.mark.parametrize("m, n, k", [(0, 4, 3), (5, 0, 3), (5, 4, 0)])
+def test_an_empty_problem_compiles_nothing(m, n, k):
+    op = Op(CONTRACT, (BuildsNothing(reference),), "cudnn_core_toy", f"empty_{m}_{n}_{k}")
+    x, w = np.ones((m, k, 1), np.float32), np.ones((n, k, 1), np.float32)
+    y, top = op((x, w), ())
+    assert y.shape == (m, n, 1) and not y.any() and top.item() == 0.0
+
+    class Empty(Toy):
+        pass
+
+    Empty.op = op
+    y, top = np.full((m, n, 1), np.nan, np.float32), np.full((1, 1, 1), -5.0, np.float32)
+    Empty(x, w, y, top)(x, w, y, top)
+    assert not y.any() and top.item() == 0.0
+
+
+def test_host_arrays_at_any_address_are_not_blamed_for_another_error():
+    shifted = np.zeros(4 * (15 + 4) + 4, np.uint8)
+    address = shifted.ctypes.data
+    x = shifted[(4 - address) % 16 :][: 4 * 15].view(np.float32).reshape(5, 3, 1)
+    assert x.ctypes.data % 16 == 4
+    w, y, top = (np.zeros(s, np.float32) for s in ((4, 3, 1), (5, 4, 1), (1, 1, 1)))
+    op = Toy(x, w, y, top)
+    op.compile()
+    with pytest.raises(TypeError, match="stream"):
+        op.execute(x, w, y, top, "junk")

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from cudnn_core.contract import OperandPlan, Signature
+from cudnn_core.formats import layout
 from cudnn_core.formats import reference as formats
 from cudnn_core.formats.spec import E2M1, E4M3, E5M2
 
@@ -39,11 +40,9 @@ def expand(
 
 def plain_scales(scale: np.ndarray, form: str, rows: int, blocks: int) -> np.ndarray:
     """(L, rows, blocks) bytes out of the 128x4 atoms, in either view."""
-    view = scale.view(np.uint8) if scale.dtype.itemsize == 1 else scale
-    physical = view.transpose(5, 2, 4, 0, 1, 3) if form == "logical" else view
-    batch, row_atoms, block_atoms = physical.shape[:3]
-    padded = physical.transpose(0, 1, 4, 3, 2, 5).reshape(batch, row_atoms * 128, block_atoms * 4)
-    return padded[:, :rows, :blocks]
+    atoms = scale.view(np.uint8)
+    physical = atoms.transpose(layout.TO_PHYSICAL) if form == "logical" else atoms
+    return layout.unpack(formats.numpy_ops, physical, rows, blocks)
 
 
 def block_scaled_matmul(signature: Signature, a, b, sfa, sfb) -> np.ndarray:

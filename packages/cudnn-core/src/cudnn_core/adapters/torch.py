@@ -169,7 +169,7 @@ class TorchAdapter(Adapter):
         return type(x) not in PLAIN_TYPES
 
     def needs_op(self, arrays: Iterable[Any]) -> bool:
-        if self.is_traced(None):
+        if self.watches():
             return True
         # What is no tensor at all is not the op's to refuse: torch would not name it as we do.
         return not PLAIN_TYPES.issuperset(map(type, arrays)) and any(
@@ -201,7 +201,7 @@ def _fill_bytes(x: torch.Tensor, byte: int) -> torch.Tensor:
 def _quick_empty(
     make: Callable[[], Any], shape: tuple, stride: tuple, dtype: torch.dtype, index: int
 ) -> Callable[[], Any]:
-    """`make` through the allocation that torch's own compiler emits: a third of the host time."""
+    """`make` through the allocation that torch's own compiler emits, which skips the dispatcher."""
     current_device = torch._C._cuda_getDevice
 
     def allocate() -> Any:
@@ -216,7 +216,7 @@ READY_SCALARS = 64
 
 
 def _words_on_gpu(make: Callable[[], Any], desc: TensorDesc, initial: float) -> Callable[[], Any]:
-    """`make`, then every 32-bit element set by a memset, which costs the host less than a fill kernel.
+    """`make`, then every 32-bit element set by a memset of the driver instead of a dispatched fill kernel.
 
     Single elements on the legacy default stream come out of a block that one fill made ready before. Work on that
     stream is ordered after that fill, and it is never captured into a graph, so each element is as fresh as its own

@@ -129,7 +129,7 @@ def test_the_host_has_no_streams_modes_or_traces():
     assert ADAPTER.stream_handle(None, ADAPTER.device(x)) == 0
     assert ADAPTER.version(x) == 0
     assert ADAPTER.deterministic() == (False, False)
-    assert not (ADAPTER.is_traced(x) or ADAPTER.is_subclass(x) or ADAPTER.needs_op([x]))
+    assert not (ADAPTER.watches() or ADAPTER.is_subclass(x) or ADAPTER.needs_op([x]))
     ADAPTER.keep_alive([x, None], 0)
     calls = []
     launch = ADAPTER.launcher(lambda *arguments: calls.append(arguments), Device("cpu"))

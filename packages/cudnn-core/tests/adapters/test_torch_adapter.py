@@ -221,7 +221,7 @@ def test_plain_tensors_need_no_op():
     x = torch.zeros(2)
     assert not ADAPTER.needs_op([x, None, torch.nn.Parameter(x)])
     assert not ADAPTER.is_subclass(torch.nn.Parameter(x))
-    assert not ADAPTER.is_traced(x)
+    assert not ADAPTER.watches()
 
 
 def test_subclasses_need_the_op():

@@ -156,10 +156,6 @@ class Adapter(abc.ABC):
     def keep_alive(self, arrays: Iterable[Any], handle: int) -> None:  # noqa: B027 - optional
         """Tells the allocator: work on the stream uses `arrays`, even when they are dropped."""
 
-    def is_traced(self, x: Any) -> bool:
-        """Whether `x` stands for a value inside a program that the framework is recording."""
-        return False
-
     def is_subclass(self, x: Any) -> bool:
         """Whether `x` has a type of its own that wants to see every operation on it."""
         return False

@@ -161,10 +161,6 @@ class TorchAdapter(Adapter):
             or _functorch_level() is not None
         )
 
-    def is_traced(self, x: Any) -> bool:
-        """As `watches`: torch records all operations or none."""
-        return self.watches()
-
     def is_subclass(self, x: Any) -> bool:
         return type(x) not in PLAIN_TYPES
 

@@ -8,14 +8,25 @@ from __future__ import annotations
 from cudnn_core.cache import KernelSource
 from cudnn_core.contract import Problem
 from cudnn_core.plan import Plan
-from cudnn_core.tensor_desc import TensorDesc, contiguous_stride
+from cudnn_core.tensor_desc import TensorDesc
 
 from .config import WIDEST_UNROLLED, ForwardConv, UpdateConv, layout_of
 
 # What these kernels are traced from, beside core's own device code.
 DEVICE_CODE = tuple(
     f"cudnn_causal_conv.kernels.{name}"
-    for name in ("config", "arithmetic", "sequences", "forward", "update")
+    for name in (
+        "config",
+        "arithmetic",
+        "memory",
+        "sequences",
+        "launch",
+        "forward",
+        "rows",
+        "columns",
+        "strided",
+        "update",
+    )
 )
 
 
@@ -68,27 +79,29 @@ def source_forward(plan: Plan) -> KernelSource:
 def configure_update(problem: Problem) -> UpdateConv:
     """The kernel configuration of a bound decode step."""
     signature, descs = problem.signature, described(problem)
-    width, state = descs["weight"].shape[1], descs["conv_state"]
-    form = state_form(state, width)
+    width = descs["weight"].shape[1]
+    form, length = state_form(descs["conv_state"], width)
     return UpdateConv(
         **dtypes(problem),
         width=width,
         activation=signature.attribute("activation"),
         state=form,
-        state_length=state.shape[2] if form == "compact" else 0,
+        state_length=length,
         has_cache_seqlens=signature.has("cache_seqlens"),
         has_indices=signature.has("conv_state_indices"),
     )
 
 
-def state_form(state: TensorDesc, width: int) -> str:
-    """How slots of the state lie in memory; see `UpdateConv`. Few lengths have a kernel of their own."""
+def state_form(state: TensorDesc, width: int) -> tuple[str, int]:
+    """`UpdateConv`'s state and state_length: lengths next to the width, in the usual orders, have their own kernels."""
     _, d, length = state.shape
-    within = (state.stride[1], state.stride[2])
-    if length <= WIDEST_UNROLLED and length - width in (-1, 0):
-        if within == contiguous_stride((d, length)):
-            return "compact"
-    return "d" if state.stride[1] == 1 or d == 1 else "any"
+    _, channel_step, step = state.stride
+    if 0 < length <= WIDEST_UNROLLED and length - width in (-1, 0):
+        if (channel_step == length or d == 1) and (step == 1 or length == 1):
+            return "compact", length
+        if channel_step == 1 or d == 1:
+            return "d", length
+    return "any", 0
 
 
 def source_update(plan: Plan) -> KernelSource:

@@ -14,7 +14,6 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cutlass_dsl import select_
 
 from cudnn_core.formats.kernels.convert import keep
-from cudnn_core.hopper.bits import opaque
 
 from . import arithmetic, memory
 from .config import CHUNK, ELEMENT_BYTES, VECTOR_BYTES
@@ -100,7 +99,8 @@ class RowsKernel:
         spans += [(place, place.token, place.there) for place in places]
         for i in cutlass.range_constexpr(steps + 1):
             self._load(ops, raw, i, *spans[i])
-        taps = [self._taps(ops, place) for place in (places if self.flat else places[:1])]
+        zero = lane & (units >> 31)
+        taps = [self._taps(ops, place, zero) for place in (places if self.flat else places[:1])]
         self._load_ragged(ops, raw, spans)
         for i in cutlass.range_constexpr(steps):
             history = self._history(ops, raw, i, places[i], lane)
@@ -141,9 +141,12 @@ class RowsKernel:
         ahead = Int64(token) * self.size
         return Place(there, b, d, chunk, token, x_row + ahead, out_row + ahead)
 
-    def _taps(self, ops, place):
-        # Opaque, or a warp would wait for taps that it can keep in uniform registers before it asks for anything else.
-        d = place.d if self.flat else opaque(place.d)
+    def _taps(self, ops, place, zero):
+        """Bits of the taps and the bias. zero: 0, of which the compiler does not know that all lanes have it.
+
+        Without it, a warp would wait for taps that fit its uniform registers before it asks for its tokens.
+        """
+        d = place.d if self.flat else place.d + zero
         return weight_bits(ops, d, place.there), bias_bits(ops, d, place.there)
 
     def _is_full(self, ops, token):

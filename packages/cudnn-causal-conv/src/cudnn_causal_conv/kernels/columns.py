@@ -90,19 +90,23 @@ class ColumnsKernel:
                 if cutlass.const_expr(not config.tile.ahead):
                     self._load(raw, source, pitch, token, last)
                 words = [raw[i] for i in range(steps * self.words)]
+                own_ids = self._ids(ops, b, token)
                 if cutlass.const_expr(config.tile.ahead):
                     self._load(raw, source, pitch, token + steps, last)
                 for i in cutlass.range_constexpr(steps):
                     own = words[i * self.words : (i + 1) * self.words]
                     if cutlass.const_expr(config.has_cu_seqlens):
                         r, start, end = self._enter(ops, window, d, token + i, r, start, end)
-                    own_id = None
-                    if cutlass.const_expr(config.has_seq_idx):
-                        own_id = identity(ops, b, token + i, Boolean(True))
-                    results = self._results(window, ids, own, own_id, weights, bias)
+                    results = self._results(window, ids, own, own_ids[i], weights, bias)
                     stored = memory.words_of(results, config.x)
                     at = target + Int64(token + i) * out_pitch
                     memory.store_words(at, stored, i < last - token)
+
+    def _ids(self, ops, b, token):
+        """seq_idx of the next tokens; None where there is none."""
+        if not self.config.has_seq_idx:
+            return [None] * self.config.tile.steps
+        return [identity(ops, b, token + i, Boolean(True)) for i in range(self.config.tile.steps)]
 
     def _load(self, raw, source, pitch, token, last):
         at = source + Int64(token) * pitch

@@ -102,10 +102,13 @@ class RowsKernel:
         zero = lane & (units >> 31)
         taps = [self._taps(ops, place, zero) for place in (places if self.flat else places[:1])]
         self._load_ragged(ops, raw, spans)
+        sequence = None
         for i in cutlass.range_constexpr(steps):
+            if cutlass.const_expr(self.config.has_cu_seqlens):
+                sequence = self._sequence(ops, places[i], sequence)
             history = self._history(ops, raw, i, places[i], lane)
             bits, bias_word = taps[i if self.flat else 0]
-            values = self._values(ops, places[i], history, raw, i, bits, bias_word)
+            values = self._values(ops, places[i], history, raw, i, bits, bias_word, sequence)
             self._store(ops, places[i], values)
 
     def _places(self, ops, warp, lane, units, per_row, channels):
@@ -222,7 +225,7 @@ class RowsKernel:
             words = [held[j] for j in range(len(words))]
         return words
 
-    def _values(self, ops, place, history, raw, i, bits, bias_word):
+    def _values(self, ops, place, history, raw, i, bits, bias_word, sequence):
         """The chunk's 8 results in FP32."""
         config = self.config
         weights, bias = weights_of(bits, config), bias_of(bias_word, config)
@@ -232,7 +235,7 @@ class RowsKernel:
         if config.has_seq_idx:
             return self._of_ids(ops, place, window, weights, bias)
         if config.has_cu_seqlens:
-            return self._of_packed(ops, place, window, weights, bias)
+            return self._of_packed(ops, place, window, weights, bias, *sequence)
         return [self._result(window[k:], weights, bias) for k in range(CHUNK)]
 
     def _result(self, taps, weights, bias):
@@ -253,11 +256,27 @@ class RowsKernel:
             results.append(keep(self._result(taps, weights, bias), own >= 0))
         return results
 
+    def _sequence(self, ops, place, earlier):
+        """`find` for the chunk's first token that exists; along a row from what an earlier chunk is in."""
+        token = cutlass.min(cutlass.max(place.token, Int32(0)), ops.tokens - 1)
+        if earlier is None or self.flat:
+            return find(ops, token)
+        return advance(ops, token, *earlier)
+
     @cute.jit
-    def _of_packed(self, ops: cutlass.Constexpr, place, window: cutlass.Constexpr, weights, bias):
+    def _of_packed(
+        self,
+        ops: cutlass.Constexpr,
+        place,
+        window: cutlass.Constexpr,
+        weights,
+        bias,
+        r,
+        start,
+        end,
+    ):
         """Chunks in which a sequence begins, or just before which one did, take each tap by itself."""
         history = self.config.history
-        r, start, end = find(ops, cutlass.max(place.token, Int32(0)))
         results = cute.make_rmem_tensor(CHUNK, Float32)
         if (start <= place.token - history) & (end >= place.token + CHUNK):
             for k in cutlass.range_constexpr(CHUNK):

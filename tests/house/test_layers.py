@@ -47,6 +47,7 @@ BELOW = {
 FRAMEWORK_HOMES = {
     "torch": (
         "adapters.torch",
+        "doors.torch_autograd",
         "doors.torch_op",
         "formats.bench",
         "formats.torch_impl",

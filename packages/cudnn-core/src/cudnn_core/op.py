@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -17,10 +18,12 @@ from . import doors
 from .adapters import adapter_of, common
 from .adapters.base import Adapter
 from .api_base import APIBase, check_buffers_disjoint
-from .contract import Contract, Matrix, Problem, ScalarTensor
+from .contract import Array, Contract, Matrix, Problem, ScalarTensor
+from .contract.arrays import SOLE_LINE
 from .dtypes import DType
 from .engine import Engine, select
 from .errors import mismatch
+from .overlap import overlap_check
 from .tensor_desc import canonical_stride
 from .tuple_dict import TupleDict
 
@@ -36,10 +39,15 @@ class Prepared:
     __slots__ = (
         "adapter",
         "allocate",
+        "backward_attributes",
+        "check",
         "device",
         "launch",
+        "made",
+        "mutated",
         "names",
         "op",
+        "side_stream",
     )
 
     def __init__(self, op: Op, adapter: Adapter, problem: Problem) -> None:
@@ -48,7 +56,16 @@ class Prepared:
         self.adapter = adapter
         self.device = problem.device
         self.names = op.output_names
+        self.backward_attributes = op.backward and op.attributes_of_backward(
+            dict(problem.signature.attributes)
+        )
+        self.made = problem.outputs
         self.launch = launcher(op, adapter, problem, engine, executable_of(engine, problem))
+        self.mutated = tuple(i for i, o in enumerate(op.contract.inputs) if o.mutated)
+        self.check = overlap_check(op.contract, adapter, problem) if self.mutated else None
+        self.side_stream = None
+        if op.keeps_operands and self.device.type == "cuda":
+            self.side_stream = partial(adapter.current_stream, self.device)
         self.allocate = tuple(
             _nothing if desc is None else adapter.allocator(desc, getattr(operand, "initial", None))
             for operand, desc in zip(op.contract.outputs, problem.outputs, strict=True)
@@ -65,13 +82,24 @@ class Prepared:
         return self._run(inputs, None)
 
     def _run(self, inputs: Sequence[Any], stream: Any) -> TupleDict:
+        return TupleDict.of(self.names, self.outputs(inputs, stream))
+
+    def outputs(self, inputs: Sequence[Any], stream: Any = None) -> list[Any]:
+        """The outputs in contract order, None where one does not apply; mutated inputs are written."""
         outputs = [make() for make in self.allocate]
+        tensors = (*inputs, *outputs)
+        if self.check is not None:
+            self.check(tensors)
         try:
-            self.launch((*inputs, *outputs), stream)
+            self.launch(tensors, stream)
         except (TypeError, ValueError):
-            explain(self.op, (*inputs, *outputs))
+            explain(self.op, tensors)
             raise
-        return TupleDict.of(self.names, outputs)
+        for index in self.mutated:
+            self.adapter.written(inputs[index])
+        if self.side_stream is not None and (handle := self.side_stream()):
+            self.adapter.keep_alive(inputs, handle)
+        return outputs
 
 
 def _nothing() -> None:
@@ -165,9 +193,15 @@ def present_operands(op: Op, problem: Problem) -> list[tuple[Any, Any]]:
 
 
 def fill_empty(op: Op, adapter: Adapter, problem: Problem, tensors: Sequence[Any]) -> None:
-    """Outputs of a problem with an extent of 0: matrices are zero, reductions keep prior content, at least 0."""
+    """Outputs of a problem with an extent of 0: arrays are zero, reductions keep prior content, at least 0."""
+    named = {}
     for (operand, _), x in zip(present_operands(op, problem), tensors, strict=True):
+        named[operand.name] = x
         if not operand.output:
+            continue
+        source = named.get(getattr(operand, "empty_from", ""))
+        if source is not None:
+            adapter.assign(x, source)
             continue
         if isinstance(operand, ScalarTensor):
             adapter.clamp_min(x, 0.0)
@@ -183,7 +217,7 @@ def explain(op: Op, tensors: Sequence[Any]) -> None:
         return  # the reference engine takes any address
     for operand, x in zip(op.contract.operands, tensors, strict=True):
         pointer = 0 if x is None else adapter.data_pointer(x)
-        if pointer % 16 and not isinstance(operand, ScalarTensor):
+        if pointer % 16 and not isinstance(operand, ScalarTensor | Array):
             expected = "a base address aligned to 16 bytes"
             raise ValueError(mismatch(operand.name, expected, f"address {pointer:#x}"))
 
@@ -200,17 +234,20 @@ UNDECLARED = "no tensor (none was declared)"
 
 # The batch comes last in a matrix of the contract.
 BATCH_AXIS = 2
-# Elements between lines of an axis that has only one: a multiple of 16 bytes in every dtype.
-SOLE_LINE = 128
 
 
 def odd_strides(op: Op, problem: Problem) -> dict[int, tuple[int, ...]]:
-    """Index among the present operands -> strides to pass it with, for matrices whose extent-1 axes have unusual ones.
+    """Index among the present operands -> strides to pass it with, where those of extent-1 axes are unusual.
 
     Such a stride addresses nothing, but the executable's own checks would refuse it.
     """
     restrided = {}
     for index, (operand, desc) in enumerate(present_operands(op, problem)):
+        if isinstance(operand, Array):
+            stride = operand.passed_stride(desc, problem.signature.operand(operand.name))
+            if stride is not None:
+                restrided[index] = stride
+            continue
         if not isinstance(operand, Matrix):
             continue
         contiguous = operand.contiguous_axis(problem.signature.operand(operand.name).major)
@@ -262,6 +299,10 @@ class Op:
     """contract + engines. `namespace` and `short_name` spell the torch op: ``namespace::short_name``.
 
     examples(everything) yields (label, problem) for `sources`: problems of typical extents, bound without arrays.
+    backward: the op that `run` differentiates this one with. Its inputs are this one's, then "d" and an output's name
+    for each output: the gradient that comes in. An output "dx" is the gradient of the input "x".
+    inference_only: `run` refuses tensors whose gradients are recorded. keeps_operands: operands may be dropped right
+    after a call on a side stream, as there is no stream argument that says where they are used.
     """
 
     def __init__(
@@ -271,9 +312,16 @@ class Op:
         namespace: str,
         short_name: str,
         examples: Callable[[bool], Iterable[tuple[str, Problem]]] = lambda everything: (),
+        backward: Op | None = None,
+        inference_only: bool = False,
+        keeps_operands: bool = False,
     ) -> None:
         self.contract = contract
         self._examples = examples
+        self.backward = backward
+        self.inference_only = inference_only
+        self.keeps_operands = keeps_operands
+        self.watches_gradient = inference_only or backward is not None
         self.engines = tuple(engines)
         self.namespace = namespace
         self.short_name = short_name
@@ -282,6 +330,15 @@ class Op:
         self._input_names = tuple(o.name for o in contract.inputs)
         self.output_names = tuple(o.name for o in contract.outputs)
         self._all_required = not any(o.may_be_absent for o in contract.inputs)
+        # Of each input, where its gradient stands among the outputs of the backward op.
+        self.gradients: tuple[int | None, ...] = ()
+        # Whether the backward op can do without the gradient of each output.
+        self.spare_cotangents: tuple[bool, ...] = ()
+        if backward is not None:
+            made = {name: i for i, name in enumerate(backward.output_names)}
+            self.gradients = tuple(made.get(f"d{name}") for name in self._input_names)
+            taken = {o.name: o.may_be_absent for o in backward.contract.inputs}
+            self.spare_cotangents = tuple(taken[f"d{name}"] for name in self.output_names)
         self._prepared: dict[Any, Prepared] = {}
         self._lock = Lock()
         REGISTRY[self.qualified] = self
@@ -304,6 +361,52 @@ class Op:
             prepared = self.prepare(inputs, attributes, key)
         return prepared(inputs, stream)
 
+    def run(
+        self,
+        inputs: tuple[Any, ...],
+        attributes: tuple[Any, ...],
+        ignore_gradient: bool = False,
+    ) -> Sequence[Any]:
+        """The outputs in contract order, None where one does not apply, on the current stream; differentiable.
+
+        Mutated inputs are written in place; where arrays are immutable, their new contents follow the outputs.
+        ignore_gradient: no gradient is recorded, and none refused.
+        """
+        adapter = adapter_of(inputs[0])
+        if adapter is not None and adapter.watches():
+            return self._run_watched(adapter, inputs, attributes, ignore_gradient)
+        try:
+            key = (attributes, _key(adapter, inputs))
+            prepared = self._prepared.get(key)
+        except (AttributeError, TypeError):
+            key = prepared = None
+        if prepared is None:
+            if adapter is not None and (adapter.needs_op(inputs) or adapter.has_no_data(inputs)):
+                return self._run_watched(adapter, inputs, attributes, ignore_gradient)
+            prepared = self.prepare(inputs, attributes, key)
+        if self.watches_gradient and not ignore_gradient and adapter.tracks_gradient(inputs):
+            if self.inference_only:
+                self._refuse_gradient()
+            return doors.differentiable(prepared, inputs)
+        return prepared.outputs(inputs)
+
+    def _run_watched(
+        self,
+        adapter: Adapter,
+        inputs: tuple[Any, ...],
+        attributes: tuple[Any, ...],
+        ignore_gradient: bool,
+    ) -> Sequence[Any]:
+        if self.inference_only and not ignore_gradient and adapter.tracks_gradient(inputs):
+            self._refuse_gradient()
+        return doors.outputs(self, inputs, attributes)
+
+    def _refuse_gradient(self) -> None:
+        raise RuntimeError(
+            f"{self.short_name} is inference-only: expected tensors that do not require grad, or "
+            f"torch.no_grad(), got one that requires grad"
+        )
+
     def call_jax(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> tuple[Any, ...]:
         """The `*_jax` door: a plain tuple. ValueError unless the operands are JAX arrays."""
         adapter, _ = common(dict(zip(self._input_names, inputs, strict=True)), self.short_name)
@@ -312,12 +415,16 @@ class Op:
             raise ValueError(mismatch(name, "a JAX array", f"a {adapter.name} array"))
         return tuple(doors.call(self, inputs, attributes))
 
-    def call_plain(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> TupleDict:
-        """The wrapper door for plain tensors of any framework but JAX, on the current stream."""
+    def outputs_plain(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> list[Any]:
+        """The outputs for plain tensors of any framework but JAX, on the current stream, no gradient recorded."""
         adapter = adapter_of(inputs[0])
         key = (attributes, adapter.key(inputs) if self._all_required else _key(adapter, inputs))
         prepared = self._prepared.get(key) or self.prepare(inputs, attributes, key)
-        return prepared(inputs, None)
+        return prepared.outputs(inputs)
+
+    def attributes_of_backward(self, named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The attributes of a call of the backward op, from those of a call of this one."""
+        return tuple(named[a.name] for a in self.backward.contract.attributes)
 
     def plain_attributes(self, attributes: Sequence[Any]) -> tuple[Any, ...]:
         """All attributes, canonical, as numbers, strings, tuples and None: what a graph can carry."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from threading import Lock
 from typing import Any
 
@@ -18,7 +19,7 @@ from . import doors
 from .adapters import adapter_of, common
 from .adapters.base import Adapter
 from .api_base import APIBase, check_buffers_disjoint
-from .contract import Array, Contract, Matrix, Problem, ScalarTensor
+from .contract import Array, Contract, Matrix, Operand, Problem, ScalarTensor
 from .contract.arrays import SOLE_LINE
 from .dtypes import DType
 from .engine import Engine, select
@@ -34,19 +35,26 @@ REGISTRY: dict[str, Op] = {}
 
 
 class Prepared:
-    """A bound problem on one adapter: allocates its outputs and launches. Holds no tensor."""
+    """A bound problem on one adapter: allocates its outputs and launches. Holds no tensor.
+
+    `run` is the way of a call on the current stream, for present operands only: between it and the executable stands
+    nothing that a problem could have settled beforehand.
+    """
 
     __slots__ = (
         "adapter",
-        "allocate",
-        "backward_attributes",
         "check",
         "device",
+        "gradient",
         "launch",
         "made",
+        "make",
         "mutated",
         "names",
         "op",
+        "places",
+        "present",
+        "problem",
         "side_stream",
     )
 
@@ -54,56 +62,80 @@ class Prepared:
         engine = select(op.engines, problem)
         self.op = op
         self.adapter = adapter
+        self.problem = problem
         self.device = problem.device
         self.names = op.output_names
-        self.backward_attributes = op.backward and op.attributes_of_backward(
-            dict(problem.signature.attributes)
-        )
-        self.made = problem.outputs
         self.launch = launcher(op, adapter, problem, engine, executable_of(engine, problem))
-        self.mutated = tuple(i for i, o in enumerate(op.contract.inputs) if o.mutated)
+        operands, count = op.contract.operands, len(op.contract.inputs)
+        present = [i for i, desc in enumerate(problem.descs[:count]) if desc is not None]
+        self.present = picker(present, count)
+        self.mutated = tuple(at for at, i in enumerate(present) if operands[i].mutated)
         self.check = overlap_check(op.contract, adapter, problem) if self.mutated else None
         self.side_stream = None
         if op.keeps_operands and self.device.type == "cuda":
             self.side_stream = partial(adapter.current_stream, self.device)
-        self.allocate = tuple(
-            _nothing if desc is None else adapter.allocator(desc, getattr(operand, "initial", None))
-            for operand, desc in zip(op.contract.outputs, problem.outputs, strict=True)
+        made = [
+            (i, operand, desc)
+            for i, (operand, desc) in enumerate(
+                zip(op.contract.outputs, problem.outputs, strict=True)
+            )
+            if desc is not None
+        ]
+        self.made = tuple(desc for _, _, desc in made)
+        self.make = tuple(
+            adapter.allocator(desc, getattr(operand, "initial", None)) for _, operand, desc in made
         )
+        self.places = tuple(i for i, _, _ in made) if len(made) < len(self.names) else None
+        self.gradient = None
 
     def __call__(self, inputs: Sequence[Any], stream: Any) -> TupleDict:
         if stream is not None:
             # Inside, so that the outputs belong to the stream and their fill comes before the kernel.
             with self.adapter.on_stream(stream, self.device):
-                outputs = self._run(inputs, stream)
+                outputs = self.outputs(inputs, stream)
             # The caller may drop its tensors before the stream has read them.
             self.adapter.keep_alive(inputs, self.adapter.stream_handle(stream, self.device))
-            return outputs
-        return self._run(inputs, None)
-
-    def _run(self, inputs: Sequence[Any], stream: Any) -> TupleDict:
-        return TupleDict.of(self.names, self.outputs(inputs, stream))
+        else:
+            outputs = self.outputs(inputs)
+        return TupleDict.of(self.names, outputs)
 
     def outputs(self, inputs: Sequence[Any], stream: Any = None) -> list[Any]:
         """The outputs in contract order, None where one does not apply; mutated inputs are written."""
-        outputs = [make() for make in self.allocate]
-        tensors = (*inputs, *outputs)
+        made = self.run(self.present(inputs), stream)
+        return made if self.places is None else self.placed(made)
+
+    def placed(self, made: Sequence[Any]) -> list[Any]:
+        """The outputs that apply, each in its place, None in the others."""
+        outputs = [None] * len(self.names)
+        for at, x in zip(self.places or range(len(outputs)), made, strict=True):
+            outputs[at] = x
+        return outputs
+
+    def run(self, inputs: Sequence[Any], stream: Any = None) -> list[Any]:
+        """The outputs that apply, from the inputs that are present."""
+        made = [make() for make in self.make]
         if self.check is not None:
-            self.check(tensors)
+            self.check(inputs)
         try:
-            self.launch(tensors, stream)
+            self.launch((*inputs, *made), stream)
         except (TypeError, ValueError):
-            explain(self.op, tensors)
+            operands = (operand for operand, _ in present_operands(self.op, self.problem))
+            explain(self.op, dict(zip(operands, (*inputs, *made), strict=True)))
             raise
         for index in self.mutated:
             self.adapter.written(inputs[index])
         if self.side_stream is not None and (handle := self.side_stream()):
             self.adapter.keep_alive(inputs, handle)
-        return outputs
+        return made
 
 
-def _nothing() -> None:
-    """In place of the allocation of an output that does not apply."""
+def picker(present: Sequence[int], count: int) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that gives the entries `present` of a sequence of `count`."""
+    if len(present) == count:
+        return lambda sequence: sequence
+    if len(present) == 1:
+        return lambda sequence: (sequence[present[0]],)
+    return itemgetter(*present)
 
 
 def executable_of(engine: Engine, problem: Problem) -> Callable[..., None] | None:
@@ -122,7 +154,7 @@ def launcher(
 ) -> Callable[[Sequence[Any], Any], None]:
     """launch(tensors, stream): the shortest way from tensors of this adapter to the executable.
 
-    tensors: all operands in contract order, None where absent; the executable takes those that are present.
+    tensors: the operands that are present, in contract order.
     """
     if engine.platform == "cpu":
 
@@ -138,7 +170,7 @@ def launcher(
                 fill_empty(op, adapter, problem, tensors)
 
         # Without an executable, and so without scratch memory.
-        return without_absent(op, problem, launch)
+        return launch
     else:
         call = getattr(executable, "call", executable)
         launch = adapter.launcher(call, problem.device, engine.scalars(problem))
@@ -160,11 +192,14 @@ def launcher(
         bare = launch
 
         def launch(tensors: Sequence[Any], stream: Any) -> None:
+            if stream is None:
+                bare((*tensors, *[make() for make in scratch]), None)
+                return
             # Inside, so that memory freed below goes back to the stream that uses it.
             with adapter.on_stream(stream, problem.device):
                 bare((*tensors, *[make() for make in scratch]), stream)
 
-    return without_absent(op, problem, launch)
+    return launch
 
 
 def without_absent(
@@ -209,14 +244,13 @@ def fill_empty(op: Op, adapter: Adapter, problem: Problem, tensors: Sequence[Any
             adapter.zero(x)
 
 
-def explain(op: Op, tensors: Sequence[Any]) -> None:
+def explain(op: Op, given: Mapping[Operand, Any]) -> None:
     """After an executable refused its arguments: the same refusal in the contract's words, where it has them."""
-    names = [operand.name for operand in op.contract.operands]
-    adapter, device = common(dict(zip(names, tensors, strict=True)), op.short_name)
+    adapter, device = common({operand.name: x for operand, x in given.items()}, op.short_name)
     if device.type == "cpu":
         return  # the reference engine takes any address
-    for operand, x in zip(op.contract.operands, tensors, strict=True):
-        pointer = 0 if x is None else adapter.data_pointer(x)
+    for operand, x in given.items():
+        pointer = adapter.data_pointer(x)
         if pointer % 16 and not isinstance(operand, ScalarTensor | Array):
             expected = "a base address aligned to 16 bytes"
             raise ValueError(mismatch(operand.name, expected, f"address {pointer:#x}"))
@@ -290,11 +324,6 @@ def log_reinterpretations(logger: logging.Logger, problem: Problem, packs_fp4: b
             logger.warning("%s: int8 treated as e8m0 (float8_e8m0fnu)", operand.name)
 
 
-def _key(adapter: Adapter, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """`adapter.key` where inputs may be absent."""
-    return tuple([None if x is None else adapter.metadata(x) for x in inputs])
-
-
 class Op:
     """contract + engines. `namespace` and `short_name` spell the torch op: ``namespace::short_name``.
 
@@ -329,16 +358,6 @@ class Op:
         self._attribute_names = tuple(a.name for a in contract.attributes)
         self._input_names = tuple(o.name for o in contract.inputs)
         self.output_names = tuple(o.name for o in contract.outputs)
-        self._all_required = not any(o.may_be_absent for o in contract.inputs)
-        # Of each input, where its gradient stands among the outputs of the backward op.
-        self.gradients: tuple[int | None, ...] = ()
-        # Whether the backward op can do without the gradient of each output.
-        self.spare_cotangents: tuple[bool, ...] = ()
-        if backward is not None:
-            made = {name: i for i, name in enumerate(backward.output_names)}
-            self.gradients = tuple(made.get(f"d{name}") for name in self._input_names)
-            taken = {o.name: o.may_be_absent for o in backward.contract.inputs}
-            self.spare_cotangents = tuple(taken[f"d{name}"] for name in self.output_names)
         self._prepared: dict[Any, Prepared] = {}
         self._lock = Lock()
         REGISTRY[self.qualified] = self
@@ -349,7 +368,7 @@ class Op:
         if adapter is not None and adapter.watches():
             return doors.call(self, inputs, attributes, stream)
         try:
-            key = (attributes, adapter.key(inputs) if self._all_required else _key(adapter, inputs))
+            key = (attributes, adapter.key(inputs))
             prepared = self._prepared.get(key)
         except (AttributeError, TypeError):
             # An argument that is no tensor of this adapter, or an unhashable option: the slow way says which.
@@ -376,7 +395,7 @@ class Op:
         if adapter is not None and adapter.watches():
             return self._run_watched(adapter, inputs, attributes, ignore_gradient)
         try:
-            key = (attributes, _key(adapter, inputs))
+            key = (attributes, adapter.key(inputs))
             prepared = self._prepared.get(key)
         except (AttributeError, TypeError):
             key = prepared = None
@@ -387,7 +406,11 @@ class Op:
         if self.watches_gradient and not ignore_gradient and adapter.tracks_gradient(inputs):
             if self.inference_only:
                 self._refuse_gradient()
-            return doors.differentiable(prepared, inputs)
+            gradient = prepared.gradient
+            if gradient is None:
+                gradient = prepared.gradient = doors.recorded(prepared)
+            made = gradient(prepared.present(inputs))
+            return made if prepared.places is None else prepared.placed(made)
         return prepared.outputs(inputs)
 
     def _run_watched(
@@ -418,7 +441,7 @@ class Op:
     def outputs_plain(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> list[Any]:
         """The outputs for plain tensors of any framework but JAX, on the current stream, no gradient recorded."""
         adapter = adapter_of(inputs[0])
-        key = (attributes, adapter.key(inputs) if self._all_required else _key(adapter, inputs))
+        key = (attributes, adapter.key(inputs))
         prepared = self._prepared.get(key) or self.prepare(inputs, attributes, key)
         return prepared.outputs(inputs)
 
@@ -541,7 +564,8 @@ class OpClass(APIBase):
         except (AttributeError, TypeError, ValueError):
             # A refusal by the executable, or an absent tensor: told in the contract's words.
             self._verify(tensors)
-            explain(self.op, tensors)
+            given = zip(self.op.contract.operands, tensors, strict=True)
+            explain(self.op, {operand: x for operand, x in given if x is not None})
             raise
 
     def _launcher(self, tensors: tuple[Any, ...]) -> Callable[[Sequence[Any], Any], None]:
@@ -557,6 +581,7 @@ class OpClass(APIBase):
         # A descriptor may have said "cuda" and left the ordinal to the tensors.
         problem = replace(self._problem, device=adapter.device(tensors[0]))
         launch = launcher(self.op, adapter, problem, self._engine, self._executable)
+        launch = without_absent(self.op, problem, launch)
         if self._engine.platform == "cpu":
             checked = launch
 

@@ -17,9 +17,11 @@ from .tensor_desc import TensorDesc
 def overlap_check(
     contract: Contract, adapter: Adapter, problem: Problem
 ) -> Callable[[Sequence[Any]], None]:
-    """check(tensors): ValueError where a mutated operand cannot be written or shares bytes with another input."""
-    inputs = [(i, o) for i, o in enumerate(contract.inputs) if problem.descs[i] is not None]
-    reach = {i: byte_reach(problem.descs[i]) for i, _ in inputs}
+    """check(present inputs): ValueError where a mutated operand cannot be written or shares bytes with another."""
+    given = zip(contract.inputs, problem.descs, strict=False)
+    present = [(operand, desc) for operand, desc in given if desc is not None]
+    inputs = [(i, operand) for i, (operand, _) in enumerate(present)]
+    reach = [byte_reach(desc) for _, desc in present]
     pointer = adapter.data_pointer
     written = [(i, o.name) for i, o in inputs if o.mutated]
     others = [(i, o.name, i in dict(written)) for i, o in inputs]

@@ -77,8 +77,8 @@ class Adapter(abc.ABC):
         """What `describe` depends on, as a cheap key: dtype, shape, strides, device."""
 
     def key(self, arrays: Iterable[Any]) -> tuple:
-        """`metadata` of several arrays, with the cost of one call."""
-        return tuple(self.metadata(x) for x in arrays)
+        """`metadata` of several arrays, with the cost of one call; None stands for itself."""
+        return tuple(None if x is None else self.metadata(x) for x in arrays)
 
     @abc.abstractmethod
     def device(self, x: Any) -> Device:

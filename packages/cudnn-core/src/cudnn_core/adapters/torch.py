@@ -60,7 +60,12 @@ class TorchAdapter(Adapter):
         return type(x), x.dtype, x.shape, x.stride(), x.device
 
     def key(self, arrays: Iterable[Any]) -> tuple:
-        return tuple([(type(x), x.dtype, x.shape, x.stride(), x.device) for x in arrays])
+        return tuple(
+            [
+                None if x is None else (type(x), x.dtype, x.shape, x.stride(), x.device)
+                for x in arrays
+            ]
+        )
 
     def device(self, x: Any) -> Device:
         return _device(x.device)

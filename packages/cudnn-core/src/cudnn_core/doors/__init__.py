@@ -5,7 +5,7 @@ May import the adapters and, inside `call`, the door of a framework whose arrays
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..adapters import adapter_of, common
@@ -44,8 +44,8 @@ def outputs(op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> Seq
     return jax_primitive.call(op, inputs, attributes)
 
 
-def differentiable(prepared: Prepared, inputs: tuple[Any, ...]) -> Sequence[Any]:
-    """The outputs of a prepared call on plain torch tensors, with the op's gradient recorded."""
+def recorded(prepared: Prepared) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """`prepared.run` for plain torch tensors, with the op's gradient recorded."""
     from . import torch_autograd
 
-    return torch_autograd.outputs(prepared, inputs)
+    return torch_autograd.recorded(prepared)

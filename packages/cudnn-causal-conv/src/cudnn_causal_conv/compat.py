@@ -76,11 +76,8 @@ def causal_conv1d_update(
     flows. Numerics and what raises: see `cudnn_causal_conv.causal_conv1d_update`.
     """
     _check_activation(activation)
-    single = len(getattr(x, "shape", ())) == 2
-    tokens = x[:, :, None] if single else x
-    inputs = (tokens, conv_state, weight, bias, cache_seqlens, conv_state_indices)
+    inputs = (x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
     y, *state = UPDATE.run(inputs, (activation,), ignore_gradient=True)
-    y = y[:, :, 0] if single else y
     return (y, *state) if state else y
 
 

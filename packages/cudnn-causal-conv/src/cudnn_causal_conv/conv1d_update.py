@@ -48,7 +48,14 @@ INTEGERS = {"dtypes": (INT32,), "refusal": TypeError, "optional": True, "packed"
 CONTRACT = Contract(
     "causal-conv/conv1d_update",
     operands=(
-        Array("x", ("N", "D", "S"), dtypes=FLOATS, refusal=TypeError, majors={"d": "D", "s": "S"}),
+        Array(
+            "x",
+            ("N", "D", "S"),
+            dtypes=FLOATS,
+            refusal=TypeError,
+            majors={"d": "D", "s": "S"},
+            droppable=True,
+        ),
         Array(
             "conv_state",
             ("P", "D", "L"),
@@ -68,6 +75,7 @@ CONTRACT = Contract(
             majors={"d": "D", "s": "S"},
             dtype_of="x",
             like="x",
+            droppable=True,
         ),
     ),
     attributes=(activation(ValueError),),
@@ -82,6 +90,8 @@ def reference(signature: Signature, *arrays: Any) -> None:
     from .reference import update
 
     named = signature.named(arrays)
+    if named["x"].ndim == 2:
+        named.update({name: named[name][:, :, None] for name in ("x", "out")})
     operands = [named.get(o.name) for o in CONTRACT.inputs]
     update(*operands, signature.attribute("activation"), named["out"])
 
@@ -155,14 +165,9 @@ def causal_conv1d_update(
             "cache_seqlens: expected None, got a circular buffer's lengths; "
             "cudnn_causal_conv.compat.causal_conv1d_update takes them"
         )
-    if len(getattr(x, "shape", (0, 0))) != 2:
+    # An object without a shape is left to the contract, whose refusal is another.
+    if len(getattr(x, "shape", "xy")) != 2:
         expected = "shape [N, D] (several tokens a row: cudnn_causal_conv.compat)"
         raise ValueError(mismatch("x", expected, f"shape {tuple(x.shape)}"))
-    attributes = (activation,)
-    try:
-        column = x[:, :, None]
-    except TypeError:
-        column = x
-    made = OP.run((column, conv_state, weight, bias, cache_seqlens, conv_state_indices), attributes)
-    y = made[0][:, :, 0]
-    return y if len(made) == 1 else (y, made[1])
+    y, *state = OP.run((x, conv_state, weight, bias, None, conv_state_indices), (activation,))
+    return (y, *state) if state else y

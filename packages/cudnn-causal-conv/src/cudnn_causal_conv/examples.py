@@ -95,7 +95,7 @@ def decode(contract: Contract, everything: bool) -> Iterator[tuple[str, Problem]
         length = width + extra
         stride = (D * length, length, 1) if form == "compact" else (D * length, 1, D)
         descs = [
-            desc("x", x, (ROWS, D, 1), (D, 1, 1)),
+            desc("x", x, (ROWS, D)),
             desc("conv_state", x, (ROWS, D, length), stride),
             desc("weight", weight, (D, width)),
             desc("bias", weight, (D,)),

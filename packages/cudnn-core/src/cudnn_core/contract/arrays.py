@@ -40,6 +40,7 @@ class Array(Operand):
 
     Outputs take the dtype of the operand `dtype_of`. `like` names the operand whose memory order it takes, its very
     strides where those leave no gap; otherwise `order` lists its axes, innermost first (row-major when empty).
+    droppable: arrays may leave out the last axis, which then has an extent of 1; an output does as `like` did.
     empty_from: the input whose content the output has when the problem is empty; zeros without such an input.
     """
 
@@ -48,6 +49,7 @@ class Array(Operand):
     refusal: type[Exception] = ValueError
     majors: Mapping[str, str] = field(default_factory=dict, hash=False)
     packed: bool = False
+    droppable: bool = False
     like: str = ""
     order: tuple[int, ...] = ()
     empty_from: str = ""
@@ -55,7 +57,8 @@ class Array(Operand):
     def bind(self, desc: TensorDesc, dims: Dims, attributes: Mapping[str, Any]) -> OperandPlan:
         label = desc.name or self.name
         shape = tuple(desc.shape)
-        if len(shape) != len(self.dims):
+        short = self.droppable and len(shape) == len(self.dims) - 1
+        if len(shape) != len(self.dims) and not short:
             expected = f"rank {len(self.dims)} {axes(self.dims)}"
             raise ValueError(mismatch(label, expected, f"shape {shape}"))
         if all(dtype is not desc.dtype for dtype in self.dtypes):
@@ -66,6 +69,8 @@ class Array(Operand):
             if not dims.admits(symbol, extent - offset):
                 raise ValueError(self._shape_message(label, shape, dims))
             dims.bind(symbol, extent - offset, label)
+        if short:
+            dims.bind(self.dims[-1], 1, label)
         if self.packed and not desc.is_contiguous():
             got = f"shape {shape} with strides {tuple(desc.stride)}"
             raise ValueError(mismatch(label, "a contiguous array", got))
@@ -84,6 +89,8 @@ class Array(Operand):
         """Symbolic strides are not asked: the question would become a guard of the graph."""
         for letter, axis in self.majors.items():
             at = self.dims.index(axis)
+            if at >= len(desc.shape):
+                continue
             extent, stride = desc.shape[at], desc.stride[at]
             if (type(stride) is int and stride == 1) or (type(extent) is int and extent == 1):
                 return letter
@@ -117,6 +124,8 @@ class Array(Operand):
             symbol, offset = symbol_and_offset(text)
             shape.append(dims[symbol] + offset)
         shape = tuple(shape)
+        if self.droppable:
+            shape = shape[: len(bound[self.like].shape)]
         if self.like in bound:
             stride = dense_like(bound[self.like].shape, bound[self.like].stride)
         elif self.order:

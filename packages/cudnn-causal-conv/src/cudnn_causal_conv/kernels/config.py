@@ -1,0 +1,142 @@
+"""What selects a compiled kernel of the causal convolution: frozen, hashable. Imports the standard library only.
+
+Extents, strides, alignment and pointers are run-time values: one executable holds the 16-byte kernel and the one
+for any address, and picks by the addresses and strides of each call.
+"""
+
+from dataclasses import dataclass
+
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+VECTOR_BYTES = 16
+# Tokens of a channel that one thread of the token-contiguous and of the strided kernels computes at once.
+CHUNK = 8
+# Widths whose taps live in registers; wider filters loop over theirs.
+WIDEST_UNROLLED = 8
+WIDEST = 256
+
+
+def layout_of(*arrays) -> str:
+    """Which axis of (B, D, T) arrays, given as (shape, strides), is contiguous in all of them.
+
+    "t", "d", or "any" where it is neither. Strides of extents of 1 say nothing.
+    """
+    for letter, axis in (("t", 2), ("d", 1)):
+        if all(stride[axis] == 1 or shape[axis] == 1 for shape, stride in arrays):
+            return letter
+    return "any"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How work is divided. threads: of a block; steps: loads a thread issues before it uses the first.
+
+    vector: bytes of a load of the channel-contiguous kernels; span: tokens that one of their threads walks over;
+    ahead: whether they ask for the next steps before they compute.
+    """
+
+    threads: int = 128
+    steps: int = 4
+    vector: int = 16
+    span: int = 64
+    ahead: bool = False
+
+
+@dataclass(frozen=True)
+class ForwardConv:
+    """Every compile-time property of the forward.
+
+    x, weight, bias: dtype names (bias None: there is none). layout: `layout_of` x and out. activation: "identity" or
+    "silu". The booleans say which optional operands the executable takes. States have x's dtype.
+    """
+
+    x: str
+    weight: str
+    bias: str | None
+    width: int
+    activation: str
+    layout: str
+    has_seq_idx: bool = False
+    has_cu_seqlens: bool = False
+    has_initial: bool = False
+    has_final: bool = False
+    tile: Tile = Tile()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The executable's arrays, in order."""
+        present = {
+            "x": True,
+            "weight": True,
+            "bias": self.bias is not None,
+            "seq_idx": self.has_seq_idx,
+            "cu_seqlens": self.has_cu_seqlens,
+            "initial_states": self.has_initial,
+            "out": True,
+            "final_states": self.has_final,
+        }
+        return tuple(name for name, there in present.items() if there)
+
+    @property
+    def history(self) -> int:
+        """Tokens before the current one that reach its output."""
+        return self.width - 1
+
+
+@dataclass(frozen=True)
+class UpdateConv:
+    """Every compile-time property of the decode step; fields as in ForwardConv.
+
+    state: how a slot (D, L) of the state lies in memory: "compact" (contiguous), "d" (channel stride 1) or "any".
+    state_length: L, or 0 (a run-time value) where the state is "any".
+    """
+
+    x: str
+    weight: str
+    bias: str | None
+    width: int
+    activation: str
+    state: str = "any"
+    state_length: int = 0
+    has_cache_seqlens: bool = False
+    has_indices: bool = False
+    tile: Tile = Tile()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The executable's arrays, in order."""
+        present = {
+            "x": True,
+            "conv_state": True,
+            "weight": True,
+            "bias": self.bias is not None,
+            "cache_seqlens": self.has_cache_seqlens,
+            "conv_state_indices": self.has_indices,
+            "out": True,
+        }
+        return tuple(name for name, there in present.items() if there)
+
+    @property
+    def history(self) -> int:
+        """Tokens before the current one that reach its output."""
+        return self.width - 1
+
+
+@dataclass(frozen=True)
+class BackwardConv:
+    """Every compile-time property of the backward; fields as in ForwardConv.
+
+    has_dfinal: whether a gradient of the final states comes in; has_dinitial: whether one goes out.
+    """
+
+    x: str
+    weight: str
+    bias: str | None
+    width: int
+    activation: str
+    layout: str
+    has_seq_idx: bool = False
+    has_cu_seqlens: bool = False
+    has_initial: bool = False
+    has_dfinal: bool = False
+    has_dinitial: bool = False
+    tile: Tile = Tile()

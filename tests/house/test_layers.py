@@ -59,6 +59,8 @@ FRAMEWORK_HOMES = {
     "jax": (
         "adapters.jax",
         "doors.jax_ffi",
+        "doors.jax_fold",
+        "doors.jax_gradient",
         "doors.jax_primitive",
         "formats.jax_impl",
         "jax_bridge",

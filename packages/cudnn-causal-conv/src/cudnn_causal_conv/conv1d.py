@@ -20,7 +20,6 @@ from . import conv1d_backward
 from .operands import (
     FLOATS,
     NARROWEST,
-    TOKENS_OR_CHANNELS,
     activation,
     agreeing_dtypes,
     full_sequence_operands,
@@ -53,7 +52,6 @@ CONTRACT = Contract(
             ("B", "D", "T"),
             output=True,
             dtypes=FLOATS,
-            majors=TOKENS_OR_CHANNELS,
             dtype_of="x",
             like="x",
         ),

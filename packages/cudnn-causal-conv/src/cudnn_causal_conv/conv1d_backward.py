@@ -17,7 +17,6 @@ from cudnn_core.tuple_dict import TupleDict
 from .operands import (
     FLOATS,
     NARROWEST,
-    TOKENS_OR_CHANNELS,
     activation,
     agreeing_dtypes,
     full_sequence_operands,
@@ -43,14 +42,13 @@ CONTRACT = Contract(
     "causal-conv/conv1d_backward",
     operands=(
         *full_sequence_operands(),
-        Array("dout", ("B", "D", "T"), dtypes=FLOATS, majors=TOKENS_OR_CHANNELS),
+        Array("dout", ("B", "D", "T"), dtypes=FLOATS),
         Array("dfinal_states", ("R", "D", "W-1"), dtypes=FLOATS, optional=True),
         Array(
             "dx",
             ("B", "D", "T"),
             output=True,
             dtypes=FLOATS,
-            majors=TOKENS_OR_CHANNELS,
             dtype_of="x",
             like="x",
         ),

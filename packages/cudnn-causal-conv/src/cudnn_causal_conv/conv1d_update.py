@@ -53,7 +53,6 @@ CONTRACT = Contract(
             ("N", "D", "S"),
             dtypes=FLOATS,
             refusal=TypeError,
-            majors={"d": "D", "s": "S"},
             droppable=True,
         ),
         Array(
@@ -62,7 +61,6 @@ CONTRACT = Contract(
             dtypes=FLOATS,
             refusal=TypeError,
             mutated=True,
-            majors={"l": "L", "d": "D"},
         ),
         *weight_operands(TypeError),
         Array("cache_seqlens", ("N",), **INTEGERS),
@@ -72,7 +70,6 @@ CONTRACT = Contract(
             ("N", "D", "S"),
             output=True,
             dtypes=FLOATS,
-            majors={"d": "D", "s": "S"},
             dtype_of="x",
             like="x",
             droppable=True,

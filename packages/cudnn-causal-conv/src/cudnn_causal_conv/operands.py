@@ -13,9 +13,6 @@ FLOATS = (FLOAT32, FLOAT16, BFLOAT16, FLOAT64)
 ACTIVATIONS = {None: "identity", "identity": "identity", "silu": "silu", "swish": "silu"}
 NARROWEST, WIDEST = 2, 256
 
-# Which axis of (B, D, T) arrays is contiguous.
-TOKENS_OR_CHANNELS = {"t": "T", "d": "D"}
-
 
 def activation(refusal: type[Exception]) -> Attribute:
     """None or "identity"; "silu" or "swish"."""
@@ -32,7 +29,7 @@ def activation(refusal: type[Exception]) -> Attribute:
 def weight_operands(refusal: type[Exception] = ValueError) -> tuple[Array, Array]:
     """The filter and its optional bias."""
     return (
-        Array("weight", ("D", "W"), dtypes=FLOATS, refusal=refusal, majors={"w": "W"}),
+        Array("weight", ("D", "W"), dtypes=FLOATS, refusal=refusal),
         Array("bias", ("D",), dtypes=FLOATS, refusal=refusal, optional=True),
     )
 
@@ -40,7 +37,7 @@ def weight_operands(refusal: type[Exception] = ValueError) -> tuple[Array, Array
 def full_sequence_operands() -> tuple[Array, ...]:
     """The inputs of the forward, which are the first of the backward."""
     return (
-        Array("x", ("B", "D", "T"), dtypes=FLOATS, majors=TOKENS_OR_CHANNELS),
+        Array("x", ("B", "D", "T"), dtypes=FLOATS),
         *weight_operands(),
         Array("seq_idx", ("B", "T"), dtypes=(INT32,), refusal=TypeError, optional=True),
         Array(

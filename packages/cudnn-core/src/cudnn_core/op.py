@@ -20,7 +20,6 @@ from .adapters import adapter_of, common
 from .adapters.base import Adapter
 from .api_base import APIBase, check_buffers_disjoint
 from .contract import Array, Contract, Matrix, Operand, Problem, ScalarTensor
-from .contract.arrays import SOLE_LINE
 from .dtypes import DType
 from .engine import Engine, select
 from .errors import mismatch
@@ -268,20 +267,17 @@ UNDECLARED = "no tensor (none was declared)"
 
 # The batch comes last in a matrix of the contract.
 BATCH_AXIS = 2
+# Elements between lines of an axis that has only one: a multiple of 16 bytes in every dtype.
+SOLE_LINE = 128
 
 
 def odd_strides(op: Op, problem: Problem) -> dict[int, tuple[int, ...]]:
-    """Index among the present operands -> strides to pass it with, where those of extent-1 axes are unusual.
+    """Index among the present operands -> strides to pass it with, for matrices whose extent-1 axes have unusual ones.
 
     Such a stride addresses nothing, but the executable's own checks would refuse it.
     """
     restrided = {}
     for index, (operand, desc) in enumerate(present_operands(op, problem)):
-        if isinstance(operand, Array):
-            stride = operand.passed_stride(desc, problem.signature.operand(operand.name))
-            if stride is not None:
-                restrided[index] = stride
-            continue
         if not isinstance(operand, Matrix):
             continue
         contiguous = operand.contiguous_axis(problem.signature.operand(operand.name).major)

@@ -99,6 +99,7 @@ class UpdateConv:
     state_length: int = 0
     has_cache_seqlens: bool = False
     has_indices: bool = False
+    flat: bool = False
     tile: Tile = Tile()
 
     @property

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..dtypes import DType
 from ..errors import axes, mismatch, one_of
 from ..tensor_desc import Device, TensorDesc, contiguous_stride
 from .dims import Dims
-from .operands import Operand, OperandPlan, compact_stride
-
-# Elements between lines of an axis that has only one: a multiple of 16 bytes in every dtype.
-SOLE_LINE = 128
+from .operands import Operand, OperandPlan, addresses_once, compact_stride
 
 
 @functools.cache
@@ -35,19 +32,17 @@ class Array(Operand):
     """An array of any strides, 0 and overlapping ones included where it is only read.
 
     `dims` are symbols, or a symbol and an offset: "W-1" binds W to the extent plus 1. dtypes: those allowed; others
-    raise `refusal`. majors: letter -> axis, in order of preference; the plan's `major` is the first whose axis has
-    stride 1, or an extent of 1, and "any" where none has. packed: row-major without gaps, or ValueError.
+    raise `refusal`. packed: row-major without gaps, or ValueError. What is written must address each element once.
+    droppable: arrays may leave out the last axis, which then has an extent of 1; an output does as `like` did.
 
     Outputs take the dtype of the operand `dtype_of`. `like` names the operand whose memory order it takes, its very
     strides where those leave no gap; otherwise `order` lists its axes, innermost first (row-major when empty).
-    droppable: arrays may leave out the last axis, which then has an extent of 1; an output does as `like` did.
     empty_from: the input whose content the output has when the problem is empty; zeros without such an input.
     """
 
     dtypes: tuple[DType, ...] = ()
     dtype_of: str = ""
     refusal: type[Exception] = ValueError
-    majors: Mapping[str, str] = field(default_factory=dict, hash=False)
     packed: bool = False
     droppable: bool = False
     like: str = ""
@@ -74,7 +69,12 @@ class Array(Operand):
         if self.packed and not desc.is_contiguous():
             got = f"shape {shape} with strides {tuple(desc.stride)}"
             raise ValueError(mismatch(label, "a contiguous array", got))
-        return OperandPlan(self.name, desc.dtype.name, "native", self._major(desc))
+        if (self.mutated or self.output) and not addresses_once(
+            shape, tuple(abs(s) for s in desc.stride)
+        ):
+            got = f"shape {shape} with strides {tuple(desc.stride)}"
+            raise ValueError(mismatch(label, "strides that address each element once", got))
+        return OperandPlan(self.name, desc.dtype.name, "native")
 
     def _shape_message(self, label: str, shape: tuple[int, ...], dims: Dims) -> str:
         extents = []
@@ -84,33 +84,6 @@ class Array(Operand):
         names = ", ".join(dims.spelled(text) for text in self.dims)
         comma = "," * (len(self.dims) == 1)
         return mismatch(label, f"shape ({names}{comma}) = ({', '.join(extents)}{comma})", shape)
-
-    def _major(self, desc: TensorDesc) -> str:
-        """Symbolic strides are not asked: the question would become a guard of the graph."""
-        for letter, axis in self.majors.items():
-            at = self.dims.index(axis)
-            if at >= len(desc.shape):
-                continue
-            extent, stride = desc.shape[at], desc.stride[at]
-            if (type(stride) is int and stride == 1) or (type(extent) is int and extent == 1):
-                return letter
-        return "any"
-
-    def passed_stride(self, desc: TensorDesc, plan: OperandPlan) -> tuple[int, ...] | None:
-        """Strides to hand to a kernel where those of extent-1 axes would fail its checks; None: as they are."""
-        if 1 not in desc.shape:
-            return None
-        axis = self.dims.index(self.majors[plan.major]) if plan.major in self.majors else -1
-        wanted = tuple(
-            1 if i == axis else (SOLE_LINE if extent == 1 else stride)
-            for i, (extent, stride) in enumerate(zip(desc.shape, desc.stride, strict=True))
-        )
-        quantum = 128 // desc.dtype.bits
-        odd = any(
-            got != want and (i == axis or got % quantum or got <= 0)
-            for i, (got, want) in enumerate(zip(desc.stride, wanted, strict=True))
-        )
-        return wanted if odd else None
 
     def make(
         self,

@@ -161,7 +161,7 @@ class Matrix(Operand):
                 continue
             if stride < span:
                 return False
-        return not self.output or _addresses_once(desc.shape, desc.stride)
+        return not self.output or addresses_once(desc.shape, desc.stride)
 
     def _tma_ready(self, desc: TensorDesc, major: str) -> bool:
         """Whether every stride that is used is a multiple of 16 bytes.
@@ -215,7 +215,7 @@ class Matrix(Operand):
         return TensorDesc.of(dtype, shape, compact_stride(shape, order), device, self.name)
 
 
-def _addresses_once(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+def addresses_once(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether each axis steps over all that the axes inside it span: no two elements share memory.
 
     True for symbolic extents, which belong to outputs that are allocated compact.

@@ -128,7 +128,8 @@ def extended(x: np.ndarray, states: np.ndarray | None) -> np.ndarray:
     """(D, E): the tokens (D, T) of a row, its initial states (S, D, W-1), and a zero."""
     parts = [x]
     if states is not None:
-        parts.append(np.moveaxis(states, 0, 1).reshape(len(x), -1))
+        count, _, history = states.shape
+        parts.append(np.moveaxis(states, 0, 1).reshape(len(x), count * history))
     return np.concatenate([*parts, np.zeros((len(x), 1), x.dtype)], axis=1)
 
 
@@ -146,11 +147,10 @@ def wide(*arrays: np.ndarray | None, of: np.dtype) -> list[np.ndarray | None]:
     return [None if a is None else a.astype(kind) for a in arrays]
 
 
+@np.errstate(all="ignore")
 def forward(x, weight, bias, seq_idx, cu_seqlens, initial_states, activation, out, final_states):
     """Write out, and final_states unless it is None: bitwise copies of tokens and initial states."""
     taps, offset = wide(weight, bias, of=x.dtype)
-    if cu_seqlens is not None and x.shape[0] == 0:
-        return
     for b, row, own in rows(x, weight.shape[1], seq_idx, cu_seqlens, initial_states):
         source = extended(x[b], None if initial_states is None else initial_states[own])
         z = accumulated(*wide(source, of=x.dtype), row, taps, offset)
@@ -159,6 +159,7 @@ def forward(x, weight, bias, seq_idx, cu_seqlens, initial_states, activation, ou
             final_states[own] = np.moveaxis(source[:, row.final], 0, 1)
 
 
+@np.errstate(all="ignore")
 def backward(
     x, weight, bias, seq_idx, cu_seqlens, initial_states, dout, dfinal_states, activation, outputs
 ):
@@ -182,13 +183,14 @@ def backward(
                 gradient[:, place] += given
         outputs["dx"][b] = gradient[:, :tokens].astype(x.dtype)
         if initial_states is not None:
-            states = gradient[:, tokens:-1].reshape(len(weight), -1, width - 1)
+            states = gradient[:, tokens:-1].reshape(len(weight), len(row.final), width - 1)
             outputs["dinitial_states"][own] = np.moveaxis(states, 0, 1).astype(x.dtype)
     outputs["dweight"][...] = dweight.astype(weight.dtype)
     if bias is not None:
         outputs["dbias"][...] = dbias.astype(bias.dtype)
 
 
+@np.errstate(all="ignore")
 def update(x, conv_state, weight, bias, cache_seqlens, indices, activation, out):
     """Write out (N, D, S) and, in place, the slots of conv_state (P, D, L) that rows name."""
     (rows_, _, steps), (slots, _, length) = x.shape, conv_state.shape

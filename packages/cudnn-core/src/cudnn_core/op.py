@@ -456,6 +456,7 @@ class Op:
 
     def bind(self, inputs: Sequence[Any], attributes: Sequence[Any]) -> tuple[Adapter, Problem]:
         """The adapter of a call's arrays and the problem they make; raises as the contract does."""
+        self.contract.parse_attributes(self.named(attributes))  # options are refused before arrays
         named = dict(zip(self._input_names, inputs, strict=True))
         adapter, _ = common(named, self.short_name)
         descs = [None if x is None else adapter.describe(x, name) for name, x in named.items()]

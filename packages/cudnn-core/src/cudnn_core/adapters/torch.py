@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from .. import device_info, streams
 from ..dtypes import DType, as_dtype
@@ -117,6 +118,9 @@ class TorchAdapter(Adapter):
             torch.autograd.graph.increment_version(x)
 
     def tracks_gradient(self, arrays: Iterable[Any]) -> bool:
+        # Forward mode leaves no mark on a tensor: while it is on, every call is one that it may have to refuse.
+        if forward_ad._current_level >= 0:
+            return True
         if not torch.is_grad_enabled():
             return False
         for x in arrays:

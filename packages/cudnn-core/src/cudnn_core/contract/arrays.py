@@ -32,7 +32,7 @@ class Array(Operand):
     """An array of any strides, 0 and overlapping ones included where it is only read.
 
     `dims` are symbols, or a symbol and an offset: "W-1" binds W to the extent plus 1. dtypes: those allowed; others
-    raise `refusal`. packed: row-major without gaps, or ValueError. What is written must address each element once.
+    raise `refusal`. packed: row-major without gaps, or ValueError. One that is written in place has no element twice.
     droppable: arrays may leave out the last axis, which then has an extent of 1; an output does as `like` did.
 
     Outputs take the dtype of the operand `dtype_of`. `like` names the operand whose memory order it takes, its very
@@ -69,9 +69,8 @@ class Array(Operand):
         if self.packed and not desc.is_contiguous():
             got = f"shape {shape} with strides {tuple(desc.stride)}"
             raise ValueError(mismatch(label, "a contiguous array", got))
-        if (self.mutated or self.output) and not addresses_once(
-            shape, tuple(abs(s) for s in desc.stride)
-        ):
+        once = addresses_once(shape, tuple(abs(step) for step in desc.stride))
+        if self.mutated and not once and 0 not in shape:
             got = f"shape {shape} with strides {tuple(desc.stride)}"
             raise ValueError(mismatch(label, "strides that address each element once", got))
         return OperandPlan(self.name, desc.dtype.name, "native")

@@ -102,8 +102,10 @@ def causal_conv1d_varlen_states(x: Any, cu_seqlens: Any, state_len: int) -> Any:
         empty = TensorDesc.of(dtype, (count, state_len, channels), None, device, "states")
         return adapter.full(empty, 0.0).swapaxes(1, 2)
     xp = adapter.namespace
-    ends = cu_seqlens.clip(0, total)
-    at = ends[1:, None] - state_len + adapter.steps(state_len, x)[None, :]
+    steps = adapter.steps(state_len, x)
+    # The zero makes narrow and unsigned integers as wide as the steps.
+    ends = (cu_seqlens + 0 * steps[:1]).clip(0, total)
+    at = ends[1:, None] - state_len + steps[None, :]
     states = adapter.detached(x)[at.clip(0)]
     inside = (at >= ends[:-1, None])[:, :, None]
     return xp.where(inside, states, xp.zeros_like(states)).swapaxes(1, 2)

@@ -26,8 +26,6 @@ def call(
         expected = "None inside torch.compile, under dispatch modes and with tensor subclasses"
         raise ValueError(mismatch("stream", expected, repr(stream)))
     if adapter.name == "jax":
-        names = (operand.name for operand in op.contract.inputs)
-        common(dict(zip(names, inputs, strict=True)), op.short_name)
         adapter.stream_handle(stream, Device("unknown"))  # refuses any: JAX runs on XLA's stream
     return TupleDict(zip(op.output_names, outputs(op, inputs, attributes), strict=True))
 
@@ -41,6 +39,8 @@ def outputs(op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> Seq
         return torch_op.outputs(op, inputs, attributes)
     from . import jax_primitive
 
+    names = (operand.name for operand in op.contract.inputs)
+    common(dict(zip(names, inputs, strict=True)), op.short_name)
     return jax_primitive.call(op, inputs, attributes)
 
 

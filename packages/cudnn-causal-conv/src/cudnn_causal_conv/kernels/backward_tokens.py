@@ -1,0 +1,393 @@
+"""Backward over token-contiguous rows: (B, D, T) with T innermost, or any strides, slower.
+
+`lanes` lanes of a warp share a chunk of 8 * lanes tokens of a row, eight consecutive ones each, and the warp walks its
+chunks from the last to the first. Then what a chunk's last inputs get from later tokens was computed one step before:
+the gradients dz of the first tokens of the later chunk wait in registers of lane 0. Inputs before a lane's own are
+loaded, not exchanged: they lie in the cache. Weight gradients stay in registers for the whole walk.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+
+from . import arithmetic, memory, parts
+from .config import ELEMENT_BYTES
+
+TOKENS = 8
+WARPS = 4
+
+
+class Walk:
+    """Where this thread is: its channel, its place among the lanes of a row, its warp's chunks."""
+
+    def __init__(self, x, lanes, splits):
+        self.batches, self.channels, self.tokens = x.shape
+        self.lanes = lanes
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        lane = thread % 32
+        self.lane = lane % lanes
+        self.peer = (lane - self.lane) + (self.lane + 1) % lanes
+        rows = 32 // lanes
+        tiles = (self.channels + WARPS * rows - 1) // (WARPS * rows)
+        self.split = block // tiles
+        row = (block % tiles * WARPS + thread // 32) * rows + lane // lanes
+        self.exists = row < self.channels
+        # Lanes without a channel keep the warp whole; they store nothing.
+        self.channel = cutlass.min(row, self.channels - 1)
+        self.step = lanes * TOKENS
+        self.per_row = (self.tokens + self.step - 1) // self.step
+        total = self.batches * self.per_row
+        share = (total + splits - 1) // splits
+        self.first = cutlass.min(self.split * share, total)
+        self.end = cutlass.min(self.first + share, total)
+
+
+class TokenRows:
+    """vector: 16-byte accesses; otherwise element by element, at any strides."""
+
+    def __init__(self, config, vector: bool, depth: int = 2, blocks_per_sm: int = 0):
+        self.config, self.vector = config, vector
+        self.depth = depth if vector else 1
+        self.blocks_per_sm = blocks_per_sm
+        self.carveout = 0
+        self.history = config.width - 1
+        # Inputs before a lane's own that one access brings.
+        self.halo = 4 if self.history <= 4 else 8
+        self.segmented = config.has_seq_idx or config.has_cu_seqlens
+        self.bytes_at_once = 16
+        self.inner_multiple = TOKENS
+        count = parts.words_in
+        self.counts = [count(config.x, n) for n in (TOKENS, self.halo, TOKENS)]
+
+    @cute.jit
+    def launch(
+        self, x, weight, bias, ids, bounds, initial, dout, dfinal, dx, partials, splits, lanes, stream
+    ):
+        rows = WARPS * (32 // lanes)
+        tiles = (x.shape[1] + rows - 1) // rows
+        self._kernel(
+            x, weight, bias, ids, bounds, initial, dout, dfinal, dx, partials, splits, lanes
+        ).launch(
+            grid=[tiles * splits, 1, 1],
+            block=[32 * WARPS, 1, 1],
+            min_blocks_per_mp=self.blocks_per_sm,
+            preferred_smem_carveout=self.carveout,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def _kernel(
+        self,
+        x: cute.Tensor,
+        weight: cute.Tensor,
+        bias,
+        ids,
+        bounds,
+        initial,
+        dout: cute.Tensor,
+        dfinal,
+        dx: cute.Tensor,
+        partials: cute.Tensor,
+        splits: Int32,
+        lanes: Int32,
+    ):
+        config, depth = self.config, self.depth
+        walk = Walk(x, lanes, splits)
+        taps = parts.Taps(config, weight, bias, walk.channel)
+        sums = cute.make_rmem_tensor(config.width + 1, Float32)
+        carry = cute.make_rmem_tensor(self.history, Float32)
+        for j in cutlass.range_constexpr(config.width + 1):
+            sums[j] = Float32(0.0)
+        for k in cutlass.range_constexpr(self.history):
+            carry[k] = Float32(0.0)
+        # A walk that ends inside a row first computes the gradients of the chunk after it.
+        warm = Int32(0)
+        if walk.end % walk.per_row != 0:
+            warm = Int32(1)
+        chunks = walk.end - walk.first
+        if chunks > 0:
+            chunks = chunks + warm
+        start = walk.end + warm - 1
+        load_b, load_c = start // walk.per_row, start % walk.per_row
+        b, c = load_b, load_c
+        # Where the walk's rows begin; the loads run ahead of the stores by `depth` chunks.
+        starts = cute.make_rmem_tensor(3, Int64)
+        for i, tensor in enumerate((x, dout, dx)):
+            starts[i] = memory.address(tensor, b, walk.channel)
+        back = [Int64(t.stride[0]) * (t.element_type.width // 8) for t in (x, dout, dx)]
+        per_stage = sum(self.counts)
+        stages = cute.make_rmem_tensor(depth * per_stage, Uint32)
+        tensors = (ids, bounds, initial, dfinal, dx)
+        for i in cutlass.range(-depth, chunks, depth, unroll=1):
+            for s in cutlass.range_constexpr(depth):
+                words = [stages[s * per_stage + w] for w in range(per_stage)]
+                if i + s + depth < chunks:
+                    self._fetch(stages, s * per_stage, walk, starts, (x, dout), load_c)
+                    load_c = load_c - 1
+                    if load_c < 0:
+                        load_c = walk.per_row - 1
+                        starts[0] = starts[0] - back[0]
+                        starts[1] = starts[1] - back[1]
+                if i + s >= 0 and i + s < chunks:
+                    own = i + s >= warm
+                    self._chunk(walk, taps, words, starts[2], (b, c, own), tensors, sums, carry)
+                    c = c - 1
+                    if c < 0:
+                        c = walk.per_row - 1
+                        b = b - 1
+                        starts[2] = starts[2] - back[2]
+        self._finish(walk, partials, sums)
+
+    @cute.jit
+    def _fetch(self, stages, base, walk, starts, tensors, c):
+        """Issues the loads of a chunk: own inputs, inputs before them, gradients of outputs."""
+        dtype = self.config.x
+        t = (c * walk.lanes + walk.lane) * TOKENS
+        if cutlass.const_expr(self.vector):
+            # Lanes past the end read what the last ones do.
+            t = cutlass.min(t, walk.tokens - TOKENS)
+            size = ELEMENT_BYTES[dtype]
+            at, before = Int64(t) * size, Int64(cutlass.max(t - self.halo, 0)) * size
+            words = [
+                *parts.load_packed(starts[0] + at, dtype, TOKENS),
+                *parts.load_packed(starts[0] + before, dtype, self.halo),
+                *parts.load_packed(starts[1] + at, dtype, TOKENS),
+            ]
+        else:
+            words = [
+                *self._gather(tensors[0], starts[0], walk, t, TOKENS),
+                *self._gather(tensors[0], starts[0], walk, t - self.halo, self.halo),
+                *self._gather(tensors[1], starts[1], walk, t, TOKENS),
+            ]
+        for w in cutlass.range_constexpr(len(words)):
+            stages[base + w] = words[w]
+
+    def _gather(self, tensor, start, walk, t, count):
+        """`count` elements from t on, one by one; places outside the row give its nearest."""
+        dtype, last = self.config.x, walk.tokens - 1
+        step = Int64(tensor.stride[2]) * ELEMENT_BYTES[dtype]
+        places = [cutlass.min(cutlass.max(t + i, 0), last) for i in range(count)]
+        return memory.pack_bits(
+            [parts.load_lone(start + Int64(place) * step, dtype) for place in places], dtype
+        )
+
+    @cute.jit
+    def _chunk(self, walk, taps, words, target, which, tensors, sums, carry):
+        ids, bounds, initial, dfinal, dx = tensors
+        b, c, own = which
+        config, history = self.config, self.history
+        dtype = config.x
+        n_x, n_halo, _ = self.counts
+        inputs = memory.floats_of(words[:n_x], dtype)
+        before = memory.floats_of(words[n_x : n_x + n_halo], dtype)
+        douts = memory.floats_of(words[n_x + n_halo :], dtype)
+        t0 = c * walk.step
+        t = t0 + walk.lane * TOKENS
+        past = cute.make_rmem_tensor(history, Float32)
+        for k in cutlass.range_constexpr(history):
+            # past[k] is the input k + 1 tokens before the lane's first.
+            past[k] = parts.keep(before[self.halo - 1 - k], t != 0)
+        if cutlass.const_expr(initial is not None):
+            if t == 0:
+                n = b
+                if cutlass.const_expr(self.segmented):
+                    n = parts.sequence_at(ids, b, 0)
+                if n >= 0 and n < initial.shape[0]:
+                    for k in cutlass.range_constexpr(history):
+                        past[k] = parts.element(initial, n, walk.channel, history - 1 - k)
+        if c == walk.per_row - 1:
+            for k in cutlass.range_constexpr(history):
+                carry[k] = Float32(0.0)
+        margin = history if dfinal is not None else 0
+        plain = own and t0 <= walk.tokens - walk.step - margin
+        if cutlass.const_expr(self.segmented):
+            plain = plain and self._one_sequence(walk, ids, b, t0)
+        where = (b, t, own, target)
+        if plain:
+            self._tokens(walk, taps, inputs, past, douts, where, tensors, sums, carry, True)
+        else:
+            self._tokens(walk, taps, inputs, past, douts, where, tensors, sums, carry, False)
+
+    @cute.jit
+    def _one_sequence(self, walk, ids, b, t0):
+        """Whether the chunk and `history` tokens around it belong to one sequence, in all lanes."""
+        last = walk.tokens - 1
+        name = parts.sequence_at(ids, b, t0)
+        same = name >= 0
+        lane, _, _ = cute.arch.thread_idx()
+        for i in cutlass.range_constexpr(TOKENS):
+            place = cutlass.min(t0 + i * walk.lanes + walk.lane, last)
+            same = same & (parts.sequence_at(ids, b, place) == name)
+        # Lanes 0..15 look before the chunk, the others after it; `history` is at most 7.
+        reach = cutlass.min(lane % 16 + 1, self.history)
+        place = t0 - reach
+        if lane % 32 >= 16:
+            place = t0 + walk.step - 1 + reach
+        place = cutlass.min(cutlass.max(place, 0), last)
+        same = same & (parts.sequence_at(ids, b, place) == name)
+        return cute.arch.vote_all_sync(same)
+
+    @cute.jit
+    def _tokens(
+        self, walk, taps, inputs, past, douts, where, tensors, sums, carry, plain: cutlass.Constexpr
+    ):
+        """Eight tokens of a lane. plain: all exist, are the walk's own and see a full history."""
+        ids, bounds, initial, dfinal, dx = tensors
+        b, t, own, target = where
+        width, history = self.config.width, self.history
+        span = [past[k] for k in range(history - 1, -1, -1)] + inputs
+        masks = None
+        if cutlass.const_expr(not plain):
+            masks = Masks(self, walk, ids, bounds, b, t)
+        dz = []
+        for i in cutlass.range_constexpr(TOKENS):
+            inside = [span[history + i - k] for k in range(width)]
+            if cutlass.const_expr(not plain):
+                inside = self._masked(walk, masks, initial, inside, t + i, i)
+            g = taps.dz(inside, douts[i])
+            if cutlass.const_expr(plain):
+                self._accumulate(sums, g, inside)
+            else:
+                g = parts.keep(g, masks.counts(i))
+                if own:
+                    self._accumulate(sums, g, inside)
+            dz.append(g)
+        # Lane 0 hands the later chunk's first gradients to the last lane, and keeps its own.
+        later = []
+        for k in cutlass.range_constexpr(history):
+            sent = parts.choose(walk.lane == 0, carry[k], dz[k])
+            later.append(cute.arch.shuffle_sync(sent, walk.peer))
+            carry[k] = dz[k]
+        self._store(walk, taps, dz + later, where, masks, tensors, plain)
+
+    def _accumulate(self, sums, g, inside):
+        width = self.config.width
+        for j in range(width):
+            sums[j] = arithmetic.fma(g, inside[width - 1 - j], sums[j])
+        sums[width] = arithmetic.add(sums[width], g)
+
+    @cute.jit
+    def _masked(self, walk, masks, initial, inside, place, i: cutlass.Constexpr):
+        """The history that token i sees: nothing of other sequences, the initial state before its own."""
+        seen = [parts.keep(inside[k], masks.sees(i, k)) for k in range(len(inside))]
+        if cutlass.const_expr(initial is not None and self.segmented):
+            held = cute.make_rmem_tensor(len(seen), Float32)
+            for k in cutlass.range_constexpr(len(seen)):
+                held[k] = seen[k]
+            name = masks.name(i)
+            if masks.strays(i, initial.shape[0]):
+                start, _ = limits_of(masks, i)
+                for k in cutlass.range_constexpr(1, len(seen)):
+                    at = place - k - start + self.history
+                    if at < self.history and at >= 0:
+                        held[k] = parts.element(initial, name, walk.channel, at)
+            seen = [held[k] for k in range(len(seen))]
+        return seen
+
+    @cute.jit
+    def _store(self, walk, taps, dz, where, masks, tensors, plain: cutlass.Constexpr):
+        ids, bounds, initial, dfinal, dx = tensors
+        b, t, own, target = where
+        made = []
+        for i in cutlass.range_constexpr(TOKENS):
+            total = taps.spread(dz[i], 0, None)
+            for k in cutlass.range_constexpr(1, self.config.width):
+                g = dz[i + k]
+                if cutlass.const_expr(not plain):
+                    g = parts.keep(g, masks.sees(i + k, k))
+                total = taps.spread(g, k, total)
+            made.append(total)
+        if cutlass.const_expr(plain):
+            if walk.exists:
+                self._write(dx, target, t, made)
+        else:
+            if cutlass.const_expr(dfinal is not None):
+                made = self._add_final(walk, masks, dfinal, made, t)
+            if own and walk.exists:
+                if cutlass.const_expr(self.vector):
+                    if t < walk.tokens:
+                        self._write(dx, target, t, made)
+                else:
+                    for i in cutlass.range_constexpr(TOKENS):
+                        if t + i < walk.tokens:
+                            self._write_lone(dx, target, t + i, made[i])
+
+    @cute.jit
+    def _add_final(self, walk, masks, dfinal, made, t):
+        """Adds the gradient of the final states to the inputs that they copied."""
+        held = cute.make_rmem_tensor(TOKENS, Float32)
+        for i in cutlass.range_constexpr(TOKENS):
+            held[i] = made[i]
+            name = masks.name(i)
+            if masks.counts(i) and name < dfinal.shape[0]:
+                _, end = limits_of(masks, i)
+                at = t + i - end + self.history
+                if at >= 0 and at < self.history:
+                    more = parts.element(dfinal, name, walk.channel, at)
+                    held[i] = arithmetic.add(held[i], more)
+        return [held[i] for i in range(TOKENS)]
+
+    def _write(self, dx, target, t, made):
+        if self.vector:
+            size = ELEMENT_BYTES[self.config.x]
+            parts.store_packed(target + Int64(t) * size, made, self.config.x)
+        else:
+            for i, value in enumerate(made):
+                self._write_lone(dx, target, t + i, value)
+
+    def _write_lone(self, dx, target, t, value):
+        step = Int64(dx.stride[2]) * ELEMENT_BYTES[self.config.x]
+        parts.put(dx.element_type, target + Int64(t) * step, value)
+
+    @cute.jit
+    def _finish(self, walk, partials, sums):
+        """Sums over the lanes of a row, in a fixed tree; the first lane writes them."""
+        rows = self.config.width + (self.config.bias is not None)
+        for j in cutlass.range_constexpr(rows):
+            total = sums[j]
+            for distance in (16, 8, 4, 2, 1):
+                other = cute.arch.shuffle_sync_bfly(total, distance)
+                total = parts.choose(distance < walk.lanes, arithmetic.add(total, other), total)
+            if walk.lane == 0 and walk.exists:
+                parts.put_partial(partials, total, walk.split, j, walk.channel, rows, walk.channels)
+
+
+class Masks:
+    """What the eight tokens of a lane may see of others, where not all of them may see all."""
+
+    def __init__(self, kernel, walk, ids, bounds, b, t):
+        self.bounds, self.b, self.t, self.tokens = bounds, b, t, walk.tokens
+        self.history, self.segmented = kernel.history, kernel.segmented
+        if self.segmented:
+            last = walk.tokens - 1
+            places = range(-self.history, TOKENS + self.history)
+            self.names = [
+                parts.sequence_at(ids, b, cutlass.min(cutlass.max(t + i, 0), last)) for i in places
+            ]
+
+    def name(self, i):
+        """Which sequence token i belongs to: the batch, or an entry of cu_seqlens."""
+        return self.names[self.history + i] if self.segmented else self.b
+
+    def counts(self, i):
+        """Whether token i exists and is no padding."""
+        exists = self.t + i < self.tokens
+        return exists & (self.name(i) >= 0) if self.segmented else exists
+
+    def sees(self, i, k):
+        """Whether the input k tokens before token i reaches it."""
+        if not self.segmented:
+            return self.counts(i)
+        return self.counts(i) & (self.names[self.history + i - k] == self.name(i))
+
+    def strays(self, i, count):
+        """Whether token i looks back past the start of a sequence that has a state."""
+        return self.counts(i) & (self.name(i) < count) & ~self.sees(i, self.history)
+
+
+def limits_of(masks, i):
+    """First token of the sequence of token i and the one after its last."""
+    if masks.bounds is None:
+        return Int32(0), masks.tokens
+    return parts.limits(masks.bounds, masks.names[masks.history + i], masks.tokens)

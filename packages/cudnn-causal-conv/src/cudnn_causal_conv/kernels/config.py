@@ -1,0 +1,156 @@
+"""What selects a compiled kernel of the causal convolution: frozen, hashable. Imports the standard library only.
+
+Extents, strides, alignment and pointers are run-time values: one executable holds the 16-byte kernel and the one
+for any address, and picks by the addresses and strides of each call.
+"""
+
+from dataclasses import dataclass
+
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+VECTOR_BYTES = 16
+# Tokens of a channel that one thread of the token-contiguous and of the strided kernels computes at once.
+CHUNK = 8
+# Widths whose taps live in registers; wider filters loop over theirs.
+WIDEST_UNROLLED = 8
+WIDEST = 256
+
+
+def layout_of(*arrays) -> str:
+    """Which axis of (B, D, T) arrays, given as (shape, strides), is contiguous in all of them.
+
+    "t", "d", or "any" where it is neither. Strides of extents of 1 say nothing.
+    """
+    for letter, axis in (("t", 2), ("d", 1)):
+        if all(stride[axis] == 1 or shape[axis] == 1 for shape, stride in arrays):
+            return letter
+    return "any"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How work is divided. threads: of a block. steps: 16-byte loads a thread issues before it uses the first."""
+
+    threads: int = 128
+    steps: int = 4
+
+
+@dataclass(frozen=True)
+class ForwardConv:
+    """Every compile-time property of the forward.
+
+    x, weight, bias: dtype names (bias None: there is none). layout: `layout_of` x and out. activation: "identity" or
+    "silu". The booleans say which optional operands the executable takes. States have x's dtype.
+    """
+
+    x: str
+    weight: str
+    bias: str | None
+    width: int
+    activation: str
+    layout: str
+    has_seq_idx: bool = False
+    has_cu_seqlens: bool = False
+    has_initial: bool = False
+    has_final: bool = False
+    tile: Tile = Tile()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The executable's arrays, in order."""
+        present = {
+            "x": True,
+            "weight": True,
+            "bias": self.bias is not None,
+            "seq_idx": self.has_seq_idx,
+            "cu_seqlens": self.has_cu_seqlens,
+            "initial_states": self.has_initial,
+            "out": True,
+            "final_states": self.has_final,
+        }
+        return tuple(name for name, there in present.items() if there)
+
+    @property
+    def history(self) -> int:
+        """Tokens before the current one that reach its output."""
+        return self.width - 1
+
+
+@dataclass(frozen=True)
+class UpdateConv:
+    """Every compile-time property of the decode step; fields as in ForwardConv.
+
+    state: how the state's slots lie in memory: "compact", (P, D, L) contiguous with L = state_length; "d", channel
+    stride 1; or "any". state_length: L where it is "compact", and 0 (a run-time value) otherwise.
+    """
+
+    x: str
+    weight: str
+    bias: str | None
+    width: int
+    activation: str
+    state: str = "any"
+    state_length: int = 0
+    has_cache_seqlens: bool = False
+    has_indices: bool = False
+    tile: Tile = Tile()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The executable's arrays, in order."""
+        present = {
+            "x": True,
+            "conv_state": True,
+            "weight": True,
+            "bias": self.bias is not None,
+            "cache_seqlens": self.has_cache_seqlens,
+            "conv_state_indices": self.has_indices,
+            "out": True,
+        }
+        return tuple(name for name, there in present.items() if there)
+
+    @property
+    def history(self) -> int:
+        """Tokens before the current one that reach its output."""
+        return self.width - 1
+
+
+@dataclass(frozen=True)
+class BackwardConv:
+    """Every compile-time property of the backward; fields as in ForwardConv.
+
+    layout: `layout_of` x and dx; the gradient of the output may have any strides. has_dfinal: whether a gradient of the
+    final states comes in; has_dinitial: whether one of the initial states goes out.
+    """
+
+    x: str
+    weight: str
+    bias: str | None
+    width: int
+    activation: str
+    layout: str
+    has_seq_idx: bool = False
+    has_cu_seqlens: bool = False
+    has_initial: bool = False
+    has_dfinal: bool = False
+    has_dinitial: bool = False
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The executable's arrays, in order: inputs, outputs, workspaces."""
+        present = {
+            "x": True,
+            "weight": True,
+            "bias": self.bias is not None,
+            "seq_idx": self.has_seq_idx,
+            "cu_seqlens": self.has_cu_seqlens,
+            "initial_states": self.has_initial,
+            "dout": True,
+            "dfinal_states": self.has_dfinal,
+            "dx": True,
+            "dweight": True,
+            "dbias": self.bias is not None,
+            "dinitial_states": self.has_dinitial,
+            "partials": True,
+            "sequences": self.has_cu_seqlens,
+        }
+        return tuple(name for name, there in present.items() if there)

@@ -12,7 +12,8 @@ from cutlass import Int32, Int64
 from . import parts, reduce
 from .backward_channels import ChannelColumns
 from .backward_tokens import TokenRows
-from .config import ELEMENT_BYTES
+from .backward_wide import WideInitialStates, WideRows
+from .config import ELEMENT_BYTES, WIDEST_UNROLLED
 
 RANKS = {"bias": 1, "weight": 2, "dweight": 2, "dbias": 1, "seq_idx": 2, "cu_seqlens": 1}
 OPERANDS = ("x", "weight", "bias", "names", "cu_seqlens", "initial_states", "dout", "dfinal_states", "dx")
@@ -23,11 +24,16 @@ class Backward:
 
     def __init__(self, config, **tuning):
         self.config = config
-        kind = ChannelColumns if config.layout == "d" else TokenRows
-        self.by_channels = kind is ChannelColumns
-        # Strides that no access could use have one kernel only.
-        self.vector = None if config.layout == "any" else kind(config, True, **tuning)
-        self.scalar = kind(config, False)
+        self.by_channels = config.layout == "d"
+        # Strides that no access could use have one kernel only, and so have wide filters.
+        self.vector = None
+        if config.width > WIDEST_UNROLLED:
+            self.scalar, self.states = WideRows(config), WideInitialStates(config)
+        else:
+            kind = ChannelColumns if self.by_channels else TokenRows
+            self.scalar, self.states = kind(config, False), reduce.InitialStates(config)
+            if config.layout != "any":
+                self.vector = kind(config, True, **tuning)
         self.rows = config.width + (config.bias is not None)
 
     @cute.jit
@@ -50,7 +56,7 @@ class Backward:
         splits = Int32(Int64(partials.shape[0]) // (Int64(dweight.shape[0]) * (4 * self.rows)))
         operands = [named.get(name) for name in OPERANDS]
         operands += [partials, splits]
-        if cutlass.const_expr(not self.by_channels):
+        if cutlass.const_expr(isinstance(self.scalar, TokenRows)):
             operands.append(lanes_of(tokens))
         if cutlass.const_expr(self.vector is None):
             self.scalar.launch(*operands, stream)
@@ -63,7 +69,7 @@ class Backward:
         if cutlass.const_expr(self.config.has_dinitial):
             order = ("x", "weight", "bias", "cu_seqlens", "initial_states", "dout", "dfinal_states")
             states = [named.get(name) for name in (*order, "dinitial_states")]
-            reduce.InitialStates(self.config).launch(*states, stream)
+            self.states.launch(*states, stream)
 
     def _aligned(self, named):
         """Whether every access of the vector kernel is to one aligned piece of memory."""

@@ -10,7 +10,7 @@ from cudnn_core.contract import Problem
 from cudnn_core.engine import Workspace
 from cudnn_core.plan import Plan
 
-from .config import BackwardConv, layout_of
+from .config import WIDEST_UNROLLED, BackwardConv, layout_of
 
 # What these kernels are traced from, beside core's own device code.
 DEVICE_CODE = tuple(
@@ -23,6 +23,7 @@ DEVICE_CODE = tuple(
         "backward",
         "backward_tokens",
         "backward_channels",
+        "backward_wide",
         "reduce",
     )
 )
@@ -45,7 +46,10 @@ def splits_of(config: BackwardConv, batches: int, channels: int, tokens: int) ->
 
     A function of the extents alone, so that results are the same on every device.
     """
-    if config.layout == "d":
+    if config.width > WIDEST_UNROLLED:
+        total = batches * -(-tokens // 256)
+        splits = min(total, -(-4096 // channels))
+    elif config.layout == "d":
         tiles = -(-channels // 64)
         splits = min(-(-660 // tiles), -(-batches * tokens // 64))
     else:

@@ -9,7 +9,6 @@ from cutlass import Float32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
-
 NEGATIVE_LOG2_E = -1.4426950408889634
 
 

@@ -28,10 +28,17 @@ def layout_of(*arrays) -> str:
 
 @dataclass(frozen=True)
 class Tile:
-    """How work is divided. threads: of a block. steps: 16-byte loads a thread issues before it uses the first."""
+    """How work is divided. threads: of a block; steps: loads a thread issues before it uses the first.
+
+    vector: bytes of a load of the channel-contiguous kernels; span: tokens that one of their threads walks over;
+    ahead: whether they ask for the next steps before they compute.
+    """
 
     threads: int = 128
     steps: int = 4
+    vector: int = 16
+    span: int = 64
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,8 +86,8 @@ class ForwardConv:
 class UpdateConv:
     """Every compile-time property of the decode step; fields as in ForwardConv.
 
-    state: how the state's slots lie in memory: "compact", (P, D, L) contiguous with L = state_length; "d", channel
-    stride 1; or "any". state_length: L where it is "compact", and 0 (a run-time value) otherwise.
+    state: how a slot (D, L) of the state lies in memory: "compact" (contiguous), "d" (channel stride 1) or "any".
+    state_length: L, or 0 (a run-time value) where the state is "any".
     """
 
     x: str

@@ -13,7 +13,7 @@ from cutlass.cutlass_dsl import T, dsl_user_op
 from cudnn_core.formats.kernels.convert import permute_bytes, widen
 from cudnn_core.hopper.bits import round_pair
 
-from .config import ELEMENT_BYTES
+from .config import ELEMENT_BYTES, VECTOR_BYTES
 
 PAIRS = {"bfloat16": "bf16x2", "float16": "f16x2"}
 
@@ -53,15 +53,17 @@ def load_words(
 
 
 @dsl_user_op
-def store_words(address: Int64, words: list, valid: Boolean, *, loc=None, ip=None) -> None:
-    """1, 2 or 4 consecutive words; nothing of this kernel reads them again."""
+def store_words(
+    address: Int64, words: list, valid: Boolean, hint: str = ".cs", *, loc=None, ip=None
+) -> None:
+    """1, 2 or 4 consecutive words; the hint says that they may leave the caches first."""
     count = len(words)
     operands = [Int64(address).ir_value(loc=loc, ip=ip), Boolean(valid).ir_value(loc=loc, ip=ip)]
     operands += [Uint32(word).ir_value(loc=loc, ip=ip) for word in words]
     names = [f"${i + 2}" for i in range(count)]
     source = names[0] if count == 1 else "{" + ", ".join(names) + "}"
     suffix = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[count]
-    text = f"@$1 st.global.cs.{suffix} [$0], {source};"
+    text = f"@$1 st.global{hint}.{suffix} [$0], {source};"
     _asm(None, operands, text, ",".join(["l", "b"] + ["r"] * count))
 
 
@@ -153,3 +155,13 @@ def address(tensor: cute.Tensor, *coordinates) -> Int64:
     for coordinate, stride in zip(coordinates, tensor.stride, strict=False):
         offset = offset + Int64(coordinate) * Int64(stride)
     return tensor.iterator.toint() + offset * (tensor.element_type.width // 8)
+
+
+def packed_floats(base: Int64, count: int, dtype: str, valid: Boolean) -> list:
+    """`count` consecutive values in FP32, from an address that is a multiple of their bytes, up to 16."""
+    size = count * ELEMENT_BYTES[dtype]
+    granule = min(VECTOR_BYTES, size & -size)
+    words = []
+    for i in range(size // granule):
+        words += load_words(base + granule * i, granule // 4, valid)
+    return floats_of(words, dtype)

@@ -65,8 +65,8 @@ class ChannelColumns:
         self.carveout = 100
         self.tile = 32 * self.each
         self.size = self.each * ELEMENT_BYTES[config.x]
-        self.bytes_at_once = self.size
-        self.inner_multiple = self.each
+        # Bytes of the vector kernel's accesses; what the number of channels is a multiple of.
+        self.alignment, self.multiple = self.size, self.each
         self.history = config.width - 1
         self.segmented = config.has_seq_idx or config.has_cu_seqlens
         self.rows = config.width + (config.bias is not None)
@@ -216,7 +216,7 @@ class ChannelColumns:
                 n = parts.sequence_at(ids, b, 0)
             for k in cutlass.range_constexpr(history):
                 at = t0 - 1 - k
-                if at < 0 and n >= 0 and n < initial.shape[0]:
+                if at < 0 and n >= 0:
                     for i in cutlass.range_constexpr(each):
                         past[k * each + i] = parts.element(
                             initial, n, place.places[i], at + history
@@ -295,7 +295,7 @@ class ChannelColumns:
         for k in cutlass.range_constexpr(len(inside)):
             held[k] = parts.keep(inside[k], sight.sees[k])
         if cutlass.const_expr(initial is not None and self.segmented):
-            if sight.strays(initial.shape[0]):
+            if sight.strays():
                 start, _ = limits_of(sight, sight.name)
                 for k in cutlass.range_constexpr(1, len(inside)):
                     at = u - k - start + self.history
@@ -333,7 +333,7 @@ class ChannelColumns:
                     values[i] = finished[i]
                 if cutlass.const_expr(dfinal is not None):
                     name = name_of(sight, t)
-                    if name >= 0 and name < dfinal.shape[0]:
+                    if name >= 0:
                         _, end = limits_of(sight, name)
                         at = t - end + self.history
                         if at >= 0 and at < self.history:
@@ -395,9 +395,9 @@ class Sight:
                 self.counts & (name_of(self, u - k) == self.name) for k in range(kernel.history + 1)
             ]
 
-    def strays(self, count):
-        """Whether token u looks back past the start of a sequence that has a state."""
-        return self.counts & (self.name < count) & ~self.sees[-1]
+    def strays(self):
+        """Whether token u looks back past the start of its sequence."""
+        return self.counts & ~self.sees[-1]
 
 
 def name_of(sight, t):

@@ -11,9 +11,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
 from . import arithmetic, memory, parts
-from .config import ELEMENT_BYTES
+from .config import CHUNK as TOKENS
+from .config import ELEMENT_BYTES, VECTOR_BYTES
 
-TOKENS = 8
 WARPS = 4
 
 
@@ -55,8 +55,8 @@ class TokenRows:
         # Inputs before a lane's own that one access brings.
         self.halo = 4 if self.history <= 4 else 8
         self.segmented = config.has_seq_idx or config.has_cu_seqlens
-        self.bytes_at_once = 16
-        self.inner_multiple = TOKENS
+        # Bytes of the vector kernel's accesses; what the number of tokens is a multiple of.
+        self.alignment, self.multiple = VECTOR_BYTES, TOKENS
         count = parts.words_in
         self.counts = [count(config.x, n) for n in (TOKENS, self.halo, TOKENS)]
 
@@ -193,7 +193,7 @@ class TokenRows:
                 n = b
                 if cutlass.const_expr(self.segmented):
                     n = parts.sequence_at(ids, b, 0)
-                if n >= 0 and n < initial.shape[0]:
+                if n >= 0:
                     for k in cutlass.range_constexpr(history):
                         past[k] = parts.element(initial, n, walk.channel, history - 1 - k)
         if c == walk.per_row - 1:
@@ -276,7 +276,7 @@ class TokenRows:
             for k in cutlass.range_constexpr(len(seen)):
                 held[k] = seen[k]
             name = masks.name(i)
-            if masks.strays(i, initial.shape[0]):
+            if masks.strays(i):
                 start, _ = limits_of(masks, i)
                 for k in cutlass.range_constexpr(1, len(seen)):
                     at = place - k - start + self.history
@@ -320,7 +320,7 @@ class TokenRows:
         for i in cutlass.range_constexpr(TOKENS):
             held[i] = made[i]
             name = masks.name(i)
-            if masks.counts(i) and name < dfinal.shape[0]:
+            if masks.counts(i):
                 _, end = limits_of(masks, i)
                 at = t + i - end + self.history
                 if at >= 0 and at < self.history:
@@ -381,9 +381,9 @@ class Masks:
             return self.counts(i)
         return self.counts(i) & (self.names[self.history + i - k] == self.name(i))
 
-    def strays(self, i, count):
-        """Whether token i looks back past the start of a sequence that has a state."""
-        return self.counts(i) & (self.name(i) < count) & ~self.sees(i, self.history)
+    def strays(self, i):
+        """Whether token i looks back past the start of its sequence."""
+        return self.counts(i) & ~self.sees(i, self.history)
 
 
 def limits_of(masks, i):
@@ -391,3 +391,16 @@ def limits_of(masks, i):
     if masks.bounds is None:
         return Int32(0), masks.tokens
     return parts.limits(masks.bounds, masks.names[masks.history + i], masks.tokens)
+
+
+@cute.jit
+def lanes_of(tokens):
+    """Lanes that share a row: fewer where rows are short, so that none idles."""
+    lanes = Int32(32)
+    if tokens <= 16 * TOKENS:
+        lanes = Int32(16)
+    if tokens <= 8 * TOKENS:
+        lanes = Int32(8)
+    if tokens <= 4 * TOKENS:
+        lanes = Int32(4)
+    return lanes

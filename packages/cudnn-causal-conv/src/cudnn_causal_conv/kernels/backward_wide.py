@@ -135,7 +135,7 @@ class WideRows:
         if t >= 0 and t < tokens:
             value = parts.element(x, b, channel, t)
         if cutlass.const_expr(initial is not None):
-            if t < 0 and name >= 0 and name < initial.shape[0]:
+            if t < 0 and name >= 0:
                 value = parts.element(initial, name, channel, t + self.history)
         shared.inputs[i] = value
         shared.names[i] = name
@@ -151,7 +151,7 @@ class WideRows:
             inside = (shared.names[i + j] == name) & (name >= 0)
             value = parts.keep(value, inside)
             if cutlass.const_expr(initial is not None):
-                if not inside and name >= 0 and name < initial.shape[0]:
+                if not inside and name >= 0:
                     start, _ = parts.limits(bounds, name, tokens)
                     at = t0 + i + j - start
                     if at >= 0 and at < self.history:
@@ -188,7 +188,7 @@ class WideRows:
             total = arithmetic.fma(shared.weight[history - k], g, total)
         if cutlass.const_expr(dfinal is not None):
             end = tokens
-            if name >= 0 and name < dfinal.shape[0]:
+            if name >= 0:
                 if cutlass.const_expr(bounds is not None):
                     _, end = parts.limits(bounds, name, tokens)
                 at = t0 + i - end + history

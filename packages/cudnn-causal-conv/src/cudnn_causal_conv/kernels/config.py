@@ -142,7 +142,7 @@ class BackwardConv:
     has_dinitial: bool = False
 
     @property
-    def arrays(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
         """The executable's arrays, in order: inputs, outputs, workspaces."""
         present = {
             "x": True,

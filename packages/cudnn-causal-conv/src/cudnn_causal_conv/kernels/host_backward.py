@@ -11,6 +11,7 @@ from cudnn_core.engine import Workspace
 from cudnn_core.plan import Plan
 
 from .config import WIDEST_UNROLLED, BackwardConv, layout_of
+from .host import described, dtypes
 
 # What these kernels are traced from, beside core's own device code.
 DEVICE_CODE = tuple(
@@ -19,26 +20,59 @@ DEVICE_CODE = tuple(
         "config",
         "arithmetic",
         "memory",
+        "launch",
         "parts",
         "backward",
-        "backward_tokens",
         "backward_channels",
+        "backward_states",
+        "backward_tokens",
         "backward_wide",
         "reduce",
     )
 )
-# Partial sums of more bytes than this would cost more time than more parallel work saves.
-LARGEST_PARTIALS = 2**24
 
 
-def source_of(config: BackwardConv, **tuning) -> KernelSource:
+def configure_backward(problem: Problem) -> BackwardConv:
+    """The kernel configuration of a bound backward call."""
+    signature, descs = problem.signature, described(problem)
+    ends = [(descs[name].shape, descs[name].stride) for name in ("x", "dx")]
+    return BackwardConv(
+        **dtypes(problem),
+        width=descs["weight"].shape[1],
+        activation=signature.attribute("activation"),
+        layout=layout_of(*ends),
+        has_seq_idx=signature.has("seq_idx"),
+        has_cu_seqlens=signature.has("cu_seqlens"),
+        has_initial=signature.has("initial_states"),
+        has_dfinal=signature.has("dfinal_states"),
+        has_dinitial=signature.has("dinitial_states"),
+    )
+
+
+def source_backward(plan: Plan) -> KernelSource:
+    """What the compile cache needs to build the backward of a plan.
+
+    The executable takes `plan.config.names`, then the number of thread blocks that may run at once (int32), then the
+    stream. It settles empty problems itself.
+    """
+
     def build():
         from . import backward
 
-        return *backward.build(config, **tuning), ""
+        return *backward.build(plan.config), ""
 
-    key = (config, *sorted(tuning.items()))
-    return KernelSource("causal_conv1d_bwd", key=key, build=build, sources=DEVICE_CODE)
+    return KernelSource("causal_conv1d_bwd", key=plan, build=build, sources=DEVICE_CODE)
+
+
+def workspaces_backward(problem: Problem) -> tuple[Workspace, ...]:
+    """Partial sums of the gradients of weight and bias; the sequence of each token, where they are packed."""
+    config = configure_backward(problem)
+    batches, channels, tokens = described(problem)["x"].shape
+    splits = splits_of(config, batches, channels, tokens)
+    made = [Workspace(partials_bytes(config, splits, channels))]
+    if config.has_cu_seqlens:
+        made.append(Workspace(4 * tokens))
+    return tuple(made)
 
 
 def splits_of(config: BackwardConv, batches: int, channels: int, tokens: int) -> int:
@@ -48,9 +82,9 @@ def splits_of(config: BackwardConv, batches: int, channels: int, tokens: int) ->
     """
     if config.width > WIDEST_UNROLLED:
         total = batches * -(-tokens // 256)
-        splits = min(total, -(-4096 // channels))
+        splits = min(total, -(-4096 // max(1, channels)))
     elif config.layout == "d":
-        tiles = -(-channels // 64)
+        tiles = max(1, -(-channels // 64))
         splits = min(-(-660 // tiles), -(-batches * tokens // 64))
     else:
         lanes = next(n for n in (4, 8, 16, 32) if tokens <= 8 * n or n == 32)

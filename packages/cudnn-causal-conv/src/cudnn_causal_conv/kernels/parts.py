@@ -13,9 +13,10 @@ from cutlass.cutlass_dsl import T, dsl_user_op, select_
 from . import arithmetic, memory
 from .arithmetic import fma, multiply
 from .config import ELEMENT_BYTES
+from .launch import TYPES
 from .memory import address
 
-TYPES = {"float32": cutlass.Float32, "float16": cutlass.Float16, "bfloat16": cutlass.BFloat16}
+NAMES = {kind: name for name, kind in TYPES.items()}
 
 
 def _asm(result, operands, text, constraints):
@@ -136,8 +137,7 @@ def keep(value, condition):
 
 def element(tensor, *index):
     """One element in FP32."""
-    names = {kind: name for name, kind in TYPES.items()}
-    dtype = names[tensor.element_type]
+    dtype = NAMES[tensor.element_type]
     return memory.float_of(load_lone(address(tensor, *index), dtype), dtype)
 
 
@@ -181,8 +181,9 @@ def sequence_at(ids, b, t):
 
 def limits(bounds, n, tokens):
     """First token and end of packed sequence n, whatever cu_seqlens holds."""
-    found = [load_int(address(bounds, n + i)) for i in (0, 1)]
-    return tuple(cutlass.min(cutlass.max(v, 0), tokens) for v in found)
+    start, end = (load_int(address(bounds, n + i)) for i in (0, 1))
+    start = cutlass.min(cutlass.max(start, 0), tokens)
+    return start, cutlass.max(start, cutlass.min(end, tokens))
 
 
 def put_partial(partials, value, split, j, channel, rows, channels) -> None:

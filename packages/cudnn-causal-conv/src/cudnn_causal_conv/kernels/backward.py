@@ -13,7 +13,7 @@ from .backward_channels import ChannelColumns
 from .backward_states import InitialStates, Names
 from .backward_tokens import TokenRows, lanes_of
 from .backward_wide import WideInitialStates, WideRows
-from .config import WIDEST_UNROLLED
+from .config import CHUNK, VECTOR_BYTES, WIDEST_UNROLLED
 from .launch import address_of, fake, multiple, steps_of
 from .reduce import Sums
 
@@ -90,26 +90,35 @@ class Backward:
             Names().launch(named["cu_seqlens"], named["ids"], tokens, stream)
         operands = [named.get(name) for name in MAIN] + [splits]
         if cutlass.const_expr(isinstance(self.scalar, TokenRows)):
-            operands.append(lanes_of(tokens))
+            rows = [address_of(named["x"]), *steps_of(named["x"], 0, 1)]
+            spare = Int32(0) if multiple(rows, VECTOR_BYTES) else Int32(CHUNK - 1)
+            operands += [lanes_of(tokens), spare]
         if cutlass.const_expr(self.vector is None):
             self.scalar.launch(*operands, stream)
         else:
-            if self._aligned(named):
+            if self._wide(named):
                 self.vector.launch(*operands, stream)
             else:
                 self.scalar.launch(*operands, stream)
 
-    def _aligned(self, named) -> Boolean:
-        """Whether every access of the vector kernel is to one aligned piece of memory."""
-        inner, outer = (1, 2) if self.by_channels else (2, 1)
-        places, legal = [], Boolean(True)
-        for tensor in (named[name] for name in ("x", "dout", "dx")):
-            places += [address_of(tensor), *steps_of(tensor, 0, outer)]
-            legal = legal & (tensor.stride[inner] == 1)
+    def _wide(self, named) -> Boolean:
+        """Whether the vector kernel's accesses are each to one aligned piece of memory."""
+        x, others = named["x"], [named["dout"], named["dx"]]
+        inner = 1 if self.by_channels else 2
+        legal = Boolean(True)
+        for tensor in (x, *others):
+            legal = legal & ((tensor.stride[inner] == 1) | (tensor.shape[inner] == 1))
+        places = [[address_of(t), *steps_of(t, 0, 3 - inner)] for t in (x, *others)]
+        if not self.by_channels:
+            # Rows may begin anywhere, but all three alike.
+            own = places[0]
+            unlike = [place[i] - own[i] for place in places[1:] for i in range(3)]
+            return legal & multiple(unlike, VECTOR_BYTES)
+        for tensor in (x, *others):
             # The walk over tokens multiplies 32-bit strides.
             legal = legal & (Int64(tensor.stride[2]) < 2**28)
-        whole = named["x"].shape[inner] % self.vector.multiple == 0
-        return multiple(places, self.vector.alignment) & legal & whole
+        whole = x.shape[1] % self.vector.each == 0
+        return multiple([value for place in places for value in place], self.vector.size) & legal & whole
 
 
 def fakes(config) -> list:

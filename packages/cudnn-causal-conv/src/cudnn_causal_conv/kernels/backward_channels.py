@@ -65,8 +65,6 @@ class ChannelColumns:
         self.carveout = 100
         self.tile = 32 * self.each
         self.size = self.each * ELEMENT_BYTES[config.x]
-        # Bytes of the vector kernel's accesses; what the number of channels is a multiple of.
-        self.alignment, self.multiple = self.size, self.each
         self.history = config.width - 1
         self.segmented = config.has_seq_idx or config.has_cu_seqlens
         self.rows = config.width + (config.bias is not None)

@@ -4,6 +4,9 @@
 chunks from the last to the first. Then what a chunk's last inputs get from later tokens was computed one step before:
 the gradients dz of the first tokens of the later chunk wait in registers of lane 0. Inputs before a lane's own are
 loaded, not exchanged: they lie in the cache. Weight gradients stay in registers for the whole walk.
+
+Chunks start at multiples of 16 bytes in memory, so a row of x whose first address is no such multiple begins `skew`
+tokens into its first lane; what lies in a lane before the row or after it counts as tokens that do not exist.
 """
 
 import cutlass
@@ -20,9 +23,9 @@ WARPS = 4
 class Walk:
     """Where this thread is: its channel, its place among the lanes of a row, its warp's chunks."""
 
-    def __init__(self, x, lanes, splits):
+    def __init__(self, x, splits, lanes, spare):
         self.batches, self.channels, self.tokens = x.shape
-        self.lanes = lanes
+        self.lanes, self.spare = lanes, spare
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         lane = thread % 32
@@ -36,7 +39,7 @@ class Walk:
         # Lanes without a channel keep the warp whole; they store nothing.
         self.channel = cutlass.min(row, self.channels - 1)
         self.step = lanes * TOKENS
-        self.per_row = (self.tokens + self.step - 1) // self.step
+        self.per_row = (self.tokens + spare + self.step - 1) // self.step
         total = self.batches * self.per_row
         share = (total + splits - 1) // splits
         self.first = cutlass.min(self.split * share, total)
@@ -55,19 +58,17 @@ class TokenRows:
         # Inputs before a lane's own that one access brings.
         self.halo = 4 if self.history <= 4 else 8
         self.segmented = config.has_seq_idx or config.has_cu_seqlens
-        # Bytes of the vector kernel's accesses; what the number of tokens is a multiple of.
-        self.alignment, self.multiple = VECTOR_BYTES, TOKENS
         count = parts.words_in
         self.counts = [count(config.x, n) for n in (TOKENS, self.halo, TOKENS)]
 
     @cute.jit
     def launch(
-        self, x, weight, bias, ids, bounds, initial, dout, dfinal, dx, partials, splits, lanes, stream
+        self, x, weight, bias, ids, bounds, initial, dout, dfinal, dx, partials, splits, lanes, spare, stream
     ):
         rows = WARPS * (32 // lanes)
         tiles = (x.shape[1] + rows - 1) // rows
         self._kernel(
-            x, weight, bias, ids, bounds, initial, dout, dfinal, dx, partials, splits, lanes
+            x, weight, bias, ids, bounds, initial, dout, dfinal, dx, partials, splits, lanes, spare
         ).launch(
             grid=[tiles * splits, 1, 1],
             block=[32 * WARPS, 1, 1],
@@ -91,9 +92,11 @@ class TokenRows:
         partials: cute.Tensor,
         splits: Int32,
         lanes: Int32,
+        spare: Int32,
     ):
+        """spare: the largest skew of a row of x."""
         config, depth = self.config, self.depth
-        walk = Walk(x, lanes, splits)
+        walk = Walk(x, splits, lanes, spare)
         taps = parts.Taps(config, weight, bias, walk.channel)
         sums = cute.make_rmem_tensor(config.width + 1, Float32)
         carry = cute.make_rmem_tensor(self.history, Float32)
@@ -116,6 +119,8 @@ class TokenRows:
         for i, tensor in enumerate((x, dout, dx)):
             starts[i] = memory.address(tensor, b, walk.channel)
         back = [Int64(t.stride[0]) * (t.element_type.width // 8) for t in (x, dout, dx)]
+        # The address of the row of x whose chunk is computed, as far as it matters to the skew.
+        low = Int32(starts[0] & Int64(VECTOR_BYTES - 1))
         per_stage = sum(self.counts)
         stages = cute.make_rmem_tensor(depth * per_stage, Uint32)
         tensors = (ids, bounds, initial, dfinal, dx)
@@ -131,37 +136,56 @@ class TokenRows:
                         starts[1] = starts[1] - back[1]
                 if i + s >= 0 and i + s < chunks:
                     own = i + s >= warm
-                    self._chunk(walk, taps, words, starts[2], (b, c, own), tensors, sums, carry)
+                    where = (b, c, own, skew_of(walk, low, config.x), starts[2])
+                    self._chunk(walk, taps, words, where, tensors, sums, carry)
                     c = c - 1
                     if c < 0:
                         c = walk.per_row - 1
                         b = b - 1
                         starts[2] = starts[2] - back[2]
+                        low = low - Int32(back[0] & Int64(VECTOR_BYTES - 1))
         self._finish(walk, partials, sums)
 
     @cute.jit
     def _fetch(self, stages, base, walk, starts, tensors, c):
         """Issues the loads of a chunk: own inputs, inputs before them, gradients of outputs."""
         dtype = self.config.x
-        t = (c * walk.lanes + walk.lane) * TOKENS
+        low = Int32(starts[0] & Int64(VECTOR_BYTES - 1))
+        t = (c * walk.lanes + walk.lane) * TOKENS - skew_of(walk, low, dtype)
         if cutlass.const_expr(self.vector):
-            # Lanes past the end read what the last ones do.
-            t = cutlass.min(t, walk.tokens - TOKENS)
-            size = ELEMENT_BYTES[dtype]
-            at, before = Int64(t) * size, Int64(cutlass.max(t - self.halo, 0)) * size
-            words = [
-                *parts.load_packed(starts[0] + at, dtype, TOKENS),
-                *parts.load_packed(starts[0] + before, dtype, self.halo),
-                *parts.load_packed(starts[1] + at, dtype, TOKENS),
-            ]
+            if t >= 0 and t <= walk.tokens - TOKENS:
+                size = ELEMENT_BYTES[dtype]
+                at = Int64(t) * size
+                # With a skew, the second lane's reach begins in the first one's 16 bytes, before the row.
+                before = at - self.halo * size
+                if t < self.halo and low == 0:
+                    before = at
+                self._keep_words(
+                    stages,
+                    base,
+                    [
+                        *parts.load_packed(starts[0] + at, dtype, TOKENS),
+                        *parts.load_packed(starts[0] + before, dtype, self.halo),
+                        *parts.load_packed(starts[1] + at, dtype, TOKENS),
+                    ],
+                )
+            else:
+                self._fetch_ragged(stages, base, walk, starts, tensors, t)
         else:
-            words = [
-                *self._gather(tensors[0], starts[0], walk, t, TOKENS),
-                *self._gather(tensors[0], starts[0], walk, t - self.halo, self.halo),
-                *self._gather(tensors[1], starts[1], walk, t, TOKENS),
-            ]
-        for w in cutlass.range_constexpr(len(words)):
-            stages[base + w] = words[w]
+            self._fetch_ragged(stages, base, walk, starts, tensors, t)
+
+    def _fetch_ragged(self, stages, base, walk, starts, tensors, t):
+        x, dout = tensors
+        words = [
+            *self._gather(x, starts[0], walk, t, TOKENS),
+            *self._gather(x, starts[0], walk, t - self.halo, self.halo),
+            *self._gather(dout, starts[1], walk, t, TOKENS),
+        ]
+        self._keep_words(stages, base, words)
+
+    def _keep_words(self, stages, base, words):
+        for w, word in enumerate(words):
+            stages[base + w] = word
 
     def _gather(self, tensor, start, walk, t, count):
         """`count` elements from t on, one by one; places outside the row give its nearest."""
@@ -173,41 +197,49 @@ class TokenRows:
         )
 
     @cute.jit
-    def _chunk(self, walk, taps, words, target, which, tensors, sums, carry):
+    def _chunk(self, walk, taps, words, where, tensors, sums, carry):
         ids, bounds, initial, dfinal, dx = tensors
-        b, c, own = which
-        config, history = self.config, self.history
-        dtype = config.x
+        b, c, own, skew, target = where
+        dtype, history = self.config.x, self.history
         n_x, n_halo, _ = self.counts
-        inputs = memory.floats_of(words[:n_x], dtype)
-        before = memory.floats_of(words[n_x : n_x + n_halo], dtype)
+        span = cute.make_rmem_tensor(history + TOKENS, Float32)
+        found = memory.floats_of(words[n_x : n_x + n_halo] + words[:n_x], dtype)
+        for k in cutlass.range_constexpr(history + TOKENS):
+            span[k] = found[self.halo - history + k]
         douts = memory.floats_of(words[n_x + n_halo :], dtype)
         t0 = c * walk.step
-        t = t0 + walk.lane * TOKENS
-        past = cute.make_rmem_tensor(history, Float32)
-        for k in cutlass.range_constexpr(history):
-            # past[k] is the input k + 1 tokens before the lane's first.
-            past[k] = parts.keep(before[self.halo - 1 - k], t != 0)
-        if cutlass.const_expr(initial is not None):
-            if t == 0:
-                n = b
-                if cutlass.const_expr(self.segmented):
-                    n = parts.sequence_at(ids, b, 0)
-                if n >= 0:
-                    for k in cutlass.range_constexpr(history):
-                        past[k] = parts.element(initial, n, walk.channel, history - 1 - k)
+        t = t0 + walk.lane * TOKENS - skew
+        if c == 0:
+            self._begin(span, walk, ids, initial, b, t)
         if c == walk.per_row - 1:
             for k in cutlass.range_constexpr(history):
                 carry[k] = Float32(0.0)
         margin = history if dfinal is not None else 0
-        plain = own and t0 <= walk.tokens - walk.step - margin
+        plain = own and t0 <= walk.tokens - walk.step - margin and (c > 0 or walk.spare == 0)
         if cutlass.const_expr(self.segmented):
             plain = plain and self._one_sequence(walk, ids, b, t0)
-        where = (b, t, own, target)
+        place = (b, t, own, target)
         if plain:
-            self._tokens(walk, taps, inputs, past, douts, where, tensors, sums, carry, True)
+            self._tokens(walk, taps, span, douts, place, tensors, sums, carry, True)
         else:
-            self._tokens(walk, taps, inputs, past, douts, where, tensors, sums, carry, False)
+            self._tokens(walk, taps, span, douts, place, tensors, sums, carry, False)
+
+    @cute.jit
+    def _begin(self, span, walk, ids, initial, b, t):
+        """What stands before a row: its initial state, or zeros."""
+        history = self.history
+        for k in cutlass.range_constexpr(history + TOKENS):
+            span[k] = parts.keep(span[k], t + k >= history)
+        if cutlass.const_expr(initial is not None):
+            n = b
+            if cutlass.const_expr(self.segmented):
+                n = parts.sequence_at(ids, b, 0)
+            if n >= 0 and t < history:
+                for k in cutlass.range_constexpr(history + TOKENS):
+                    # The state's last entry is token -1, which is place `history - 1 - t`.
+                    at = t + k
+                    if at >= 0 and at < history:
+                        span[k] = parts.element(initial, n, walk.channel, at)
 
     @cute.jit
     def _one_sequence(self, walk, ids, b, t0):
@@ -219,8 +251,8 @@ class TokenRows:
         for i in cutlass.range_constexpr(TOKENS):
             place = cutlass.min(t0 + i * walk.lanes + walk.lane, last)
             same = same & (parts.sequence_at(ids, b, place) == name)
-        # Lanes 0..15 look before the chunk, the others after it; `history` is at most 7.
-        reach = cutlass.min(lane % 16 + 1, self.history)
+        # Lanes 0..15 look before the chunk, the others after it; no reach is longer than 14.
+        reach = cutlass.min(lane % 16 + 1, walk.spare + self.history)
         place = t0 - reach
         if lane % 32 >= 16:
             place = t0 + walk.step - 1 + reach
@@ -230,13 +262,13 @@ class TokenRows:
 
     @cute.jit
     def _tokens(
-        self, walk, taps, inputs, past, douts, where, tensors, sums, carry, plain: cutlass.Constexpr
+        self, walk, taps, span, douts, where, tensors, sums, carry, plain: cutlass.Constexpr
     ):
         """Eight tokens of a lane. plain: all exist, are the walk's own and see a full history."""
         ids, bounds, initial, dfinal, dx = tensors
         b, t, own, target = where
         width, history = self.config.width, self.history
-        span = [past[k] for k in range(history - 1, -1, -1)] + inputs
+        span = [span[k] for k in range(history + TOKENS)]
         masks = None
         if cutlass.const_expr(not plain):
             masks = Masks(self, walk, ids, bounds, b, t)
@@ -306,12 +338,12 @@ class TokenRows:
                 made = self._add_final(walk, masks, dfinal, made, t)
             if own and walk.exists:
                 if cutlass.const_expr(self.vector):
-                    if t < walk.tokens:
+                    if t >= 0 and t <= walk.tokens - TOKENS:
                         self._write(dx, target, t, made)
+                    else:
+                        self._write_ragged(walk, dx, target, t, made)
                 else:
-                    for i in cutlass.range_constexpr(TOKENS):
-                        if t + i < walk.tokens:
-                            self._write_lone(dx, target, t + i, made[i])
+                    self._write_ragged(walk, dx, target, t, made)
 
     @cute.jit
     def _add_final(self, walk, masks, dfinal, made, t):
@@ -335,6 +367,12 @@ class TokenRows:
         else:
             for i, value in enumerate(made):
                 self._write_lone(dx, target, t + i, value)
+
+    @cute.jit
+    def _write_ragged(self, walk, dx, target, t, made):
+        for i in cutlass.range_constexpr(TOKENS):
+            if t + i >= 0 and t + i < walk.tokens:
+                self._write_lone(dx, target, t + i, made[i])
 
     def _write_lone(self, dx, target, t, value):
         step = Int64(dx.stride[2]) * ELEMENT_BYTES[self.config.x]
@@ -372,7 +410,7 @@ class Masks:
 
     def counts(self, i):
         """Whether token i exists and is no padding."""
-        exists = self.t + i < self.tokens
+        exists = (self.t + i >= 0) & (self.t + i < self.tokens)
         return exists & (self.name(i) >= 0) if self.segmented else exists
 
     def sees(self, i, k):
@@ -391,6 +429,11 @@ def limits_of(masks, i):
     if masks.bounds is None:
         return Int32(0), masks.tokens
     return parts.limits(masks.bounds, masks.names[masks.history + i], masks.tokens)
+
+
+def skew_of(walk, low, dtype):
+    """Tokens of a row that its first 16 bytes leave out, from the low bits of its address."""
+    return cutlass.min((low & (VECTOR_BYTES - 1)) // ELEMENT_BYTES[dtype], walk.spare)
 
 
 @cute.jit

@@ -58,8 +58,9 @@ def spans(batches, tokens, splits):
 class ChannelColumns:
     """vector: one access for the channels of a thread; otherwise element by element, at any strides."""
 
-    def __init__(self, config, vector: bool, each: int = 4, depth: int = 8, blocks_per_sm: int = 0):
+    def __init__(self, config, vector: bool, each: int = 4, depth: int = 8, blocks_per_sm: int = 0, fence: int = 0):
         self.config, self.vector = config, vector
+        self.fence = fence
         self.each, self.depth = each if vector else 1, depth
         self.blocks_per_sm = blocks_per_sm
         self.carveout = 100
@@ -158,15 +159,14 @@ class ChannelColumns:
     @cute.jit
     def _fetch(self, ring, p: cutlass.Constexpr, place, sources, u):
         """Issues the loads of token u into slot p; those past the end read the last token."""
-        safe = Int64(cutlass.min(u, place.tokens - 1))
+        safe = cutlass.min(u, place.tokens - 1)
         for which in cutlass.range_constexpr(2):
             base, step = sources[which]
-            offset = safe * Int64(step)
             if cutlass.const_expr(self.vector):
                 slot = place.ring + (2 * p + which) * SLOT * self.size
-                parts.copy_ahead(slot, base[0] + offset, self.size)
+                parts.copy_ahead(slot, parts.step_from(base[0], safe, step), self.size)
             else:
-                words = self._load(base, offset)
+                words = self._load(base, Int64(safe) * step)
                 for w in cutlass.range_constexpr(self.count):
                     ring[(p * 2 + which) * self.count + w] = words[w]
         if cutlass.const_expr(self.vector):
@@ -239,10 +239,15 @@ class ChannelColumns:
         b, t0, t1, first = where
         past, unfinished, ring, sums = held
         width = history + 1
+        if cutlass.const_expr(self.vector):
+            base, step = target
+            target = ([parts.step_from(base[0], first, step)], step)
         before = [[past[k * each + i] for k in range(history)] for i in range(each)]
         pending = [[unfinished[k * each + i] for k in range(history)] for i in range(each)]
         for p in cutlass.range_constexpr(depth):
             u = first + p
+            if cutlass.const_expr(p % (self.fence or 99) == 0 and p > 0):
+                cute.arch.sync_warp()
             # The slot of the token before this one is free again.
             self._fetch(ring, (p - 1) % depth, place, sources, u + depth - 1)
             words = self._take(ring, p, place)
@@ -272,7 +277,7 @@ class ChannelColumns:
                 finished.append(spread[history])
                 pending[i] = spread[:history]
                 before[i] = inside[:history]
-            self._emit(place, target, sight, where, u, p, dfinal, dx, finished, plain)
+            self._emit(place, target, sight, where, p, dfinal, dx, finished, plain)
         for k in cutlass.range_constexpr(history):
             for i in cutlass.range_constexpr(each):
                 past[k * each + i] = before[i][k]
@@ -308,22 +313,22 @@ class ChannelColumns:
         target,
         sight,
         where,
-        u,
         p: cutlass.Constexpr,
         dfinal,
         dx,
         finished,
         plain: cutlass.Constexpr,
     ):
-        """Stores the gradient of the input `history` tokens before u, if it is the walk's own."""
+        """Stores the gradient of the input `history` tokens before token p, if it is the walk's own."""
         b, t0, t1, first = where
-        t = u - self.history
+        ahead = p - self.history
+        t = first + ahead
         if cutlass.const_expr(plain):
             if cutlass.const_expr(p >= self.history):
-                self._store(place, target, dx, b, t, finished)
+                self._store(place, target, dx, first, ahead, finished)
             else:
                 if t >= t0:
-                    self._store(place, target, dx, b, t, finished)
+                    self._store(place, target, dx, first, ahead, finished)
         else:
             if t >= t0 and t < t1:
                 values = cute.make_rmem_tensor(self.each, Float32)
@@ -338,19 +343,21 @@ class ChannelColumns:
                             for i in cutlass.range_constexpr(self.each):
                                 more = parts.element(dfinal, name, place.places[i], at)
                                 values[i] = arithmetic.add(values[i], more)
-                self._store(place, target, dx, b, t, [values[i] for i in range(self.each)])
+                self._store(place, target, dx, first, ahead, [values[i] for i in range(self.each)])
 
     @cute.jit
-    def _store(self, place, target, dx, b, t, values):
+    def _store(self, place, target, dx, first, ahead: cutlass.Constexpr, values):
+        """Stores at token first + ahead; the vector kernel's target is at `first`."""
         base, step = target
         if cutlass.const_expr(self.vector):
             if place.exists:
-                at = base[0] + Int64(t) * Int64(step)
+                at = parts.step_from(base[0], Int32(ahead), step)
                 parts.store_packed(at, values, self.config.x)
         else:
             for i in cutlass.range_constexpr(self.each):
                 if place.present[i]:
-                    parts.put(dx.element_type, base[i] + Int64(t) * step, values[i])
+                    at = base[i] + Int64(first + ahead) * step
+                    parts.put(dx.element_type, at, values[i])
 
     @cute.jit
     def _finish(self, place, partials, sums):

@@ -19,13 +19,13 @@ from .memory import address
 NAMES = {kind: name for name, kind in TYPES.items()}
 
 
-def _asm(result, operands, text, constraints):
+def _asm(result, operands, text, constraints, side_effects=True):
     return llvm.inline_asm(
         result,
         operands,
         text,
         constraints,
-        has_side_effects=True,
+        has_side_effects=side_effects,
         is_align_stack=False,
         asm_dialect=llvm.AsmDialect.AD_ATT,
     )
@@ -94,6 +94,18 @@ def load_shared(place: Int32, count: int, *, loc=None, ip=None) -> list:
     text = f"ld.shared.v{count}.b32 {{{outs}}}, [${count}];"
     packed = _asm(struct, operands, text, ",".join(["=r"] * count) + ",r")
     return [Uint32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(count)]
+
+
+@dsl_user_op
+def step_from(base: Int64, count: Int32, step: Int32, *, loc=None, ip=None) -> Int64:
+    """base + count * step in one instruction, which the compiler would take apart in loops."""
+    operands = [
+        Int32(count).ir_value(loc=loc, ip=ip),
+        Int32(step).ir_value(loc=loc, ip=ip),
+        Int64(base).ir_value(loc=loc, ip=ip),
+    ]
+    text = "mad.wide.s32 $0, $1, $2, $3;"
+    return Int64(_asm(T.i64(), operands, text, "=l,r,r,l", side_effects=False))
 
 
 def words_in(dtype: str, elements: int) -> int:

@@ -123,16 +123,22 @@ class Backward:
 
 def fakes(config) -> list:
     """Symbolic arguments in the order of `config.names`, the block count and the stream."""
-    own = {"weight": config.weight, "dweight": config.weight}
-    own |= {"bias": config.bias, "dbias": config.bias, "seq_idx": "int32", "cu_seqlens": "int32"}
-    scratch = cute.runtime.make_fake_tensor(
-        cutlass.Uint8, (cute.sym_int64(),), stride=(1,), assumed_align=16
-    )
-    arrays = [
-        scratch if name in ("partials", "sequences") else fake(name, own.get(name, config.x))
-        for name in config.names
-    ]
+    own = {"weight": config.weight, "bias": config.bias}
+    own |= dict.fromkeys(("seq_idx", "cu_seqlens"), "int32")
+    # Gradients that are shaped like an operand of another rank than x.
+    like = {"dweight": "weight", "dbias": "bias"}
+    arrays = []
+    for name in config.names:
+        source = like.get(name, name)
+        is_scratch = name in ("partials", "sequences")
+        arrays.append(scratch() if is_scratch else fake(source, own.get(source, config.x)))
     return [*arrays, Int32(1), cute.runtime.make_fake_stream()]
+
+
+def scratch():
+    """A symbolic workspace."""
+    extent = cute.sym_int64()
+    return cute.runtime.make_fake_tensor(cutlass.Uint8, (extent,), stride=(1,), assumed_align=16)
 
 
 def build(config, **tuning):

@@ -79,7 +79,7 @@ def _sequences(named):
     if "cu_seqlens" not in named:
         return [(row, 0, t) for row in range(b)]
     ends = named["cu_seqlens"].tolist()
-    return [(0, first, end) for first, end in zip(ends, ends[1:])]
+    return [(0, first, end) for first, end in zip(ends, ends[1:], strict=False)]
 
 
 def _outputs(leaves, named, activation):
@@ -118,7 +118,9 @@ def law(named: dict, activation: str = "silu") -> dict:
     }
     loss = sum((y * g).sum() for y, g in _outputs(leaves, named, activation))
     names = list(leaves)
-    found = dict(zip(names, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)))
+    found = dict(
+        zip(names, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), strict=True)
+    )
     return {
         gradient: found[name] if found[name] is not None else torch.zeros_like(leaves[name])
         for gradient, name in GRADIENTS.items()

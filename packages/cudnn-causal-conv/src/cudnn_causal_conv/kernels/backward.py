@@ -118,7 +118,11 @@ class Backward:
             # The walk over tokens multiplies 32-bit strides.
             legal = legal & (Int64(tensor.stride[2]) < 2**28)
         whole = x.shape[1] % self.vector.each == 0
-        return multiple([value for place in places for value in place], self.vector.size) & legal & whole
+        return (
+            multiple([value for place in places for value in place], self.vector.size)
+            & legal
+            & whole
+        )
 
 
 def fakes(config) -> list:

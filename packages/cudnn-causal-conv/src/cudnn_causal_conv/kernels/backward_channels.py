@@ -58,7 +58,15 @@ def spans(batches, tokens, splits):
 class ChannelColumns:
     """vector: one access for the channels of a thread; otherwise element by element, at any strides."""
 
-    def __init__(self, config, vector: bool, each: int = 4, depth: int = 8, blocks_per_sm: int = 0, fence: int = 0):
+    def __init__(
+        self,
+        config,
+        vector: bool,
+        each: int = 4,
+        depth: int = 8,
+        blocks_per_sm: int = 0,
+        fence: int = 0,
+    ):
         self.config, self.vector = config, vector
         self.fence = fence
         self.each, self.depth = each if vector else 1, depth
@@ -107,7 +115,7 @@ class ChannelColumns:
         sums = cute.make_rmem_tensor(each * (width + 1), Float32)
         for i in cutlass.range_constexpr(each * (width + 1)):
             sums[i] = Float32(0.0)
-        operands = (ids, bounds, initial, dfinal, dx)
+        operands = parts.Operands(x, ids, bounds, initial, dout, dfinal, dx)
         for row in cutlass.range(place.rows, unroll=1):
             q = place.task * place.rows + row
             b, c = q // place.per_row, q % place.per_row
@@ -119,7 +127,7 @@ class ChannelColumns:
     @cute.jit
     def _walk(self, place, taps, x, dout, b, t0, operands, sums):
         each, depth, history, count = self.each, self.depth, self.history, self.count
-        ids, bounds, initial, dfinal, dx = operands
+        ids, initial, dx = operands.ids, operands.initial, operands.dx
         t1 = t0 + cutlass.min(place.span, place.tokens - t0)
         past = cute.make_rmem_tensor(history * each, Float32)
         unfinished = cute.make_rmem_tensor(history * each, Float32)
@@ -230,13 +238,17 @@ class ChannelColumns:
         return cute.arch.vote_all_sync((name == first) & (name >= 0))
 
     @cute.jit
-    def _block(
-        self, place, taps, sources, target, where, operands, held, plain: cutlass.Constexpr
-    ):
+    def _block(self, place, taps, sources, target, where, operands, held, plain: cutlass.Constexpr):
         """`depth` tokens. plain: all are the walk's own, and none lies near the end of a sequence."""
         each, depth, history, count = self.each, self.depth, self.history, self.count
-        ids, bounds, initial, dfinal, dx = operands
-        b, t0, t1, first = where
+        ids, bounds, initial, dfinal, dx = (
+            operands.ids,
+            operands.bounds,
+            operands.initial,
+            operands.dfinal,
+            operands.dx,
+        )
+        b, _t0, t1, first = where
         past, unfinished, ring, sums = held
         width = history + 1
         if cutlass.const_expr(self.vector):
@@ -320,7 +332,7 @@ class ChannelColumns:
         plain: cutlass.Constexpr,
     ):
         """Stores the gradient of the input `history` tokens before token p, if it is the walk's own."""
-        b, t0, t1, first = where
+        _b, t0, t1, first = where
         ahead = p - self.history
         t = first + ahead
         if cutlass.const_expr(plain):

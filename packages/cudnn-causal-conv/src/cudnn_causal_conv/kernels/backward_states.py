@@ -1,5 +1,5 @@
-"""What stands beside the backward's main kernel where there are states or packed sequences: the sequence of every token,
-before it; gradients of the initial states, after it. Imports the DSL.
+"""What stands beside the backward's main kernel where there are states or packed sequences: before it, the sequence of
+every token; after it, the gradients of the initial states. Imports the DSL.
 """
 
 import cutlass

@@ -63,7 +63,21 @@ class TokenRows:
 
     @cute.jit
     def launch(
-        self, x, weight, bias, ids, bounds, initial, dout, dfinal, dx, partials, splits, lanes, spare, stream
+        self,
+        x,
+        weight,
+        bias,
+        ids,
+        bounds,
+        initial,
+        dout,
+        dfinal,
+        dx,
+        partials,
+        splits,
+        lanes,
+        spare,
+        stream,
     ):
         rows = WARPS * (32 // lanes)
         tiles = (x.shape[1] + rows - 1) // rows
@@ -123,12 +137,12 @@ class TokenRows:
         low = Int32(starts[0] & Int64(VECTOR_BYTES - 1))
         per_stage = sum(self.counts)
         stages = cute.make_rmem_tensor(depth * per_stage, Uint32)
-        tensors = (ids, bounds, initial, dfinal, dx)
+        operands = parts.Operands(x, ids, bounds, initial, dout, dfinal, dx)
         for i in cutlass.range(-depth, chunks, depth, unroll=1):
             for s in cutlass.range_constexpr(depth):
                 words = [stages[s * per_stage + w] for w in range(per_stage)]
                 if i + s + depth < chunks:
-                    self._fetch(stages, s * per_stage, walk, starts, (x, dout), load_c)
+                    self._fetch(stages, s * per_stage, walk, starts, operands, load_c)
                     load_c = load_c - 1
                     if load_c < 0:
                         load_c = walk.per_row - 1
@@ -137,7 +151,7 @@ class TokenRows:
                 if i + s >= 0 and i + s < chunks:
                     own = i + s >= warm
                     where = (b, c, own, skew_of(walk, low, config.x), starts[2])
-                    self._chunk(walk, taps, words, where, tensors, sums, carry)
+                    self._chunk(walk, taps, words, where, operands, sums, carry)
                     c = c - 1
                     if c < 0:
                         c = walk.per_row - 1
@@ -147,7 +161,7 @@ class TokenRows:
         self._finish(walk, partials, sums)
 
     @cute.jit
-    def _fetch(self, stages, base, walk, starts, tensors, c):
+    def _fetch(self, stages, base, walk, starts, operands, c):
         """Issues the loads of a chunk: own inputs, inputs before them, gradients of outputs."""
         dtype = self.config.x
         low = Int32(starts[0] & Int64(VECTOR_BYTES - 1))
@@ -170,12 +184,12 @@ class TokenRows:
                     ],
                 )
             else:
-                self._fetch_ragged(stages, base, walk, starts, tensors, t)
+                self._fetch_ragged(stages, base, walk, starts, operands, t)
         else:
-            self._fetch_ragged(stages, base, walk, starts, tensors, t)
+            self._fetch_ragged(stages, base, walk, starts, operands, t)
 
-    def _fetch_ragged(self, stages, base, walk, starts, tensors, t):
-        x, dout = tensors
+    def _fetch_ragged(self, stages, base, walk, starts, operands, t):
+        x, dout = operands.x, operands.dout
         words = [
             *self._gather(x, starts[0], walk, t, TOKENS),
             *self._gather(x, starts[0], walk, t - self.halo, self.halo),
@@ -197,8 +211,8 @@ class TokenRows:
         )
 
     @cute.jit
-    def _chunk(self, walk, taps, words, where, tensors, sums, carry):
-        ids, bounds, initial, dfinal, dx = tensors
+    def _chunk(self, walk, taps, words, where, operands, sums, carry):
+        ids, initial, dfinal = operands.ids, operands.initial, operands.dfinal
         b, c, own, skew, target = where
         dtype, history = self.config.x, self.history
         n_x, n_halo, _ = self.counts
@@ -220,9 +234,9 @@ class TokenRows:
             plain = plain and self._one_sequence(walk, ids, b, t0)
         place = (b, t, own, target)
         if plain:
-            self._tokens(walk, taps, span, douts, place, tensors, sums, carry, True)
+            self._tokens(walk, taps, span, douts, place, operands, sums, carry, True)
         else:
-            self._tokens(walk, taps, span, douts, place, tensors, sums, carry, False)
+            self._tokens(walk, taps, span, douts, place, operands, sums, carry, False)
 
     @cute.jit
     def _begin(self, span, walk, ids, initial, b, t):
@@ -262,11 +276,11 @@ class TokenRows:
 
     @cute.jit
     def _tokens(
-        self, walk, taps, span, douts, where, tensors, sums, carry, plain: cutlass.Constexpr
+        self, walk, taps, span, douts, where, operands, sums, carry, plain: cutlass.Constexpr
     ):
         """Eight tokens of a lane. plain: all exist, are the walk's own and see a full history."""
-        ids, bounds, initial, dfinal, dx = tensors
-        b, t, own, target = where
+        ids, bounds, initial = operands.ids, operands.bounds, operands.initial
+        b, t, own, _target = where
         width, history = self.config.width, self.history
         span = [span[k] for k in range(history + TOKENS)]
         masks = None
@@ -291,7 +305,7 @@ class TokenRows:
             sent = parts.choose(walk.lane == 0, carry[k], dz[k])
             later.append(cute.arch.shuffle_sync(sent, walk.peer))
             carry[k] = dz[k]
-        self._store(walk, taps, dz + later, where, masks, tensors, plain)
+        self._store(walk, taps, dz + later, where, masks, operands, plain)
 
     def _accumulate(self, sums, g, inside):
         width = self.config.width
@@ -318,9 +332,9 @@ class TokenRows:
         return seen
 
     @cute.jit
-    def _store(self, walk, taps, dz, where, masks, tensors, plain: cutlass.Constexpr):
-        ids, bounds, initial, dfinal, dx = tensors
-        b, t, own, target = where
+    def _store(self, walk, taps, dz, where, masks, operands, plain: cutlass.Constexpr):
+        dfinal, dx = operands.dfinal, operands.dx
+        _b, t, own, target = where
         made = []
         for i in cutlass.range_constexpr(TOKENS):
             total = taps.spread(dz[i], 0, None)

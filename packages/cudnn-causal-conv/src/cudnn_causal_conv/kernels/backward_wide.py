@@ -95,7 +95,7 @@ class WideRows:
         sums = cute.make_rmem_tensor(2, Float32)
         sums[0] = Float32(0.0)
         sums[1] = Float32(0.0)
-        operands = (x, ids, bounds, initial, dout, dfinal, dx)
+        operands = parts.Operands(x, ids, bounds, initial, dout, dfinal, dx)
         for q in cutlass.range(first, cutlass.min(first + share, total), unroll=1):
             where = (q // per_row, channel, q % per_row * TOKENS, tokens)
             self._chunk(operands, shared, shift, where, thread, sums)
@@ -103,8 +103,8 @@ class WideRows:
 
     @cute.jit
     def _chunk(self, operands, shared, shift, where, thread, sums):
-        x, ids, bounds, initial, dout, dfinal, dx = operands
-        b, channel, t0, tokens = where
+        x, ids, initial = operands.x, operands.ids, operands.initial
+        _b, _channel, t0, tokens = where
         history = self.history
         for turn in cutlass.range_constexpr(-(-(TOKENS + 2 * history) // TOKENS)):
             i = turn * TOKENS + thread
@@ -143,8 +143,8 @@ class WideRows:
     @cute.jit
     def _seen(self, operands, shared, where, i, j):
         """What tap j of token t0 + i multiplies."""
-        x, ids, bounds, initial, dout, dfinal, dx = operands
-        b, channel, t0, tokens = where
+        bounds, initial = operands.bounds, operands.initial
+        _b, channel, t0, tokens = where
         value = shared.inputs[i + j]
         if cutlass.const_expr(self.segmented):
             name = shared.names[i + self.history]
@@ -160,7 +160,7 @@ class WideRows:
 
     @cute.jit
     def _dz(self, operands, shared, shift, where, i):
-        x, ids, bounds, initial, dout, dfinal, dx = operands
+        dout = operands.dout
         b, channel, t0, tokens = where
         t = t0 + i
         z = Float32(0.0)
@@ -176,7 +176,7 @@ class WideRows:
 
     @cute.jit
     def _inputs_gradient(self, operands, shared, where, i):
-        x, ids, bounds, initial, dout, dfinal, dx = operands
+        bounds, dfinal, dx = operands.bounds, operands.dfinal, operands.dx
         b, channel, t0, tokens = where
         history = self.history
         name = shared.names[i + history]

@@ -3,6 +3,8 @@
 Imports the DSL and this folder's arithmetic and memory access.
 """
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
@@ -157,6 +159,18 @@ def put(kind, place, value) -> None:
     """Rounds an FP32 number to the type `kind` and stores it."""
     pointer = cute.make_ptr(kind, place, cute.AddressSpace.gmem, assumed_align=kind.width // 8)
     cute.make_tensor(pointer, cute.make_layout(1))[0] = value.to(kind)
+
+
+class Operands(NamedTuple):
+    """Arrays of a call that its main kernel reads and writes, None where absent. ids: (B, T), seq_idx or alike."""
+
+    x: cute.Tensor
+    ids: cute.Tensor | None
+    bounds: cute.Tensor | None
+    initial: cute.Tensor | None
+    dout: cute.Tensor
+    dfinal: cute.Tensor | None
+    dx: cute.Tensor
 
 
 class Taps:

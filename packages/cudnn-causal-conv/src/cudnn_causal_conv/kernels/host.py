@@ -13,20 +13,17 @@ from cudnn_core.tensor_desc import TensorDesc
 from .config import WIDEST_UNROLLED, ForwardConv, UpdateConv, layout_of
 
 # What these kernels are traced from, beside core's own device code.
-DEVICE_CODE = tuple(
-    f"cudnn_causal_conv.kernels.{name}"
-    for name in (
-        "config",
-        "arithmetic",
-        "memory",
-        "sequences",
-        "launch",
-        "forward",
-        "rows",
-        "columns",
-        "strided",
-        "update",
-    )
+DEVICE_CODE = (
+    "cudnn_causal_conv.kernels.config",
+    "cudnn_causal_conv.kernels.arithmetic",
+    "cudnn_causal_conv.kernels.memory",
+    "cudnn_causal_conv.kernels.sequences",
+    "cudnn_causal_conv.kernels.launch",
+    "cudnn_causal_conv.kernels.forward",
+    "cudnn_causal_conv.kernels.rows",
+    "cudnn_causal_conv.kernels.columns",
+    "cudnn_causal_conv.kernels.strided",
+    "cudnn_causal_conv.kernels.update",
 )
 
 

@@ -99,6 +99,7 @@ class UpdateConv:
     state_length: int = 0
     has_cache_seqlens: bool = False
     has_indices: bool = False
+    flat: bool = False
     tile: Tile = Tile()
 
     @property
@@ -125,7 +126,8 @@ class UpdateConv:
 class BackwardConv:
     """Every compile-time property of the backward; fields as in ForwardConv.
 
-    has_dfinal: whether a gradient of the final states comes in; has_dinitial: whether one goes out.
+    layout: `layout_of` x and dx; the gradient of the output may have any strides. has_dfinal: whether a gradient of the
+    final states comes in; has_dinitial: whether one of the initial states goes out.
     """
 
     x: str
@@ -139,4 +141,24 @@ class BackwardConv:
     has_initial: bool = False
     has_dfinal: bool = False
     has_dinitial: bool = False
-    tile: Tile = Tile()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The executable's arrays, in order: inputs, outputs, workspaces."""
+        present = {
+            "x": True,
+            "weight": True,
+            "bias": self.bias is not None,
+            "seq_idx": self.has_seq_idx,
+            "cu_seqlens": self.has_cu_seqlens,
+            "initial_states": self.has_initial,
+            "dout": True,
+            "dfinal_states": self.has_dfinal,
+            "dx": True,
+            "dweight": True,
+            "dbias": self.bias is not None,
+            "dinitial_states": self.has_dinitial,
+            "partials": True,
+            "sequences": self.has_cu_seqlens,
+        }
+        return tuple(name for name, there in present.items() if there)

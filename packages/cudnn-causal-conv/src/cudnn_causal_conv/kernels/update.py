@@ -243,6 +243,12 @@ def _modulo(value, length) -> Int32:
     return Int32(select_(rest < 0, rest + size, rest))
 
 
+def of_one_token(x):
+    """(N, D) as (N, D, 1)."""
+    layout = cute.make_layout((*x.shape, 1), stride=(*x.stride, 1))
+    return cute.make_tensor(x.iterator, layout)
+
+
 class Update:
     """The host function of an UpdateConv; see `build`."""
 
@@ -254,6 +260,8 @@ class Update:
         """The arrays of `config.names`, the number of multiprocessors, which nothing here needs, the stream."""
         config = self.config
         named = dict(zip(config.names, arguments, strict=False))
+        if cutlass.const_expr(config.flat):
+            named["x"], named["out"] = of_one_token(named["x"]), of_one_token(named["out"])
         tensors = [named.get(name) for name in OPERANDS]
         stream = arguments[-1]
         unrolled = config.width <= WIDEST_UNROLLED and config.state_length > 0

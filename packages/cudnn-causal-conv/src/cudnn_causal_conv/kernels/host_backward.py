@@ -1,0 +1,101 @@
+"""From bound problems to the backward kernels: configuration, cache source, workspaces.
+
+Imports neither the DSL nor a framework: planning a call must stay cheap.
+"""
+
+from __future__ import annotations
+
+from cudnn_core.cache import KernelSource
+from cudnn_core.contract import Problem
+from cudnn_core.engine import Workspace
+from cudnn_core.plan import Plan
+
+from .config import WIDEST_UNROLLED, BackwardConv, layout_of
+from .host import described, dtypes
+
+# What these kernels are traced from, beside core's own device code.
+DEVICE_CODE = tuple(
+    f"cudnn_causal_conv.kernels.{name}"
+    for name in (
+        "config",
+        "arithmetic",
+        "memory",
+        "launch",
+        "parts",
+        "backward",
+        "backward_channels",
+        "backward_states",
+        "backward_tokens",
+        "backward_wide",
+        "reduce",
+    )
+)
+
+
+def configure_backward(problem: Problem) -> BackwardConv:
+    """The kernel configuration of a bound backward call."""
+    signature, descs = problem.signature, described(problem)
+    ends = [(descs[name].shape, descs[name].stride) for name in ("x", "dx")]
+    return BackwardConv(
+        **dtypes(problem),
+        width=descs["weight"].shape[1],
+        activation=signature.attribute("activation"),
+        layout=layout_of(*ends),
+        has_seq_idx=signature.has("seq_idx"),
+        has_cu_seqlens=signature.has("cu_seqlens"),
+        has_initial=signature.has("initial_states"),
+        has_dfinal=signature.has("dfinal_states"),
+        has_dinitial=signature.has("dinitial_states"),
+    )
+
+
+def source_backward(plan: Plan) -> KernelSource:
+    """What the compile cache needs to build the backward of a plan.
+
+    The executable takes `plan.config.names`, then the number of thread blocks that may run at once (int32), then the
+    stream. It settles empty problems itself.
+    """
+
+    def build():
+        from . import backward
+
+        return *backward.build(plan.config), ""
+
+    return KernelSource("causal_conv1d_bwd", key=plan, build=build, sources=DEVICE_CODE)
+
+
+def workspaces_backward(problem: Problem) -> tuple[Workspace, ...]:
+    """Partial sums of the gradients of weight and bias; the sequence of each token, where they are packed."""
+    config = configure_backward(problem)
+    batches, channels, tokens = described(problem)["x"].shape
+    splits = splits_of(config, batches, channels, tokens)
+    made = [Workspace(partials_bytes(config, splits, channels))]
+    if config.has_cu_seqlens:
+        made.append(Workspace(4 * tokens))
+    return tuple(made)
+
+
+def splits_of(config: BackwardConv, batches: int, channels: int, tokens: int) -> int:
+    """Into how many parts, each summed on its own, the sums of weight gradients are cut.
+
+    A function of the extents alone, so that results are the same on every device.
+    """
+    if config.width > WIDEST_UNROLLED:
+        total = batches * -(-tokens // 256)
+        splits = min(total, -(-4096 // max(1, channels)))
+    elif config.layout == "d":
+        tiles = max(1, -(-channels // 64))
+        splits = min(-(-660 // tiles), -(-batches * tokens // 64))
+    else:
+        lanes = next(n for n in (4, 8, 16, 32) if tokens <= 8 * n or n == 32)
+        per_row = -(-tokens // (8 * lanes))
+        warps = -(-channels * lanes // 32)
+        total = batches * per_row
+        share = max(2, total * warps // 12672)
+        splits = -(-total // share)
+    return max(1, splits)
+
+
+def partials_bytes(config: BackwardConv, splits: int, channels: int) -> int:
+    """FP32 sums of every tap, and of the bias, for each channel and split."""
+    return 4 * (config.width + (config.bias is not None)) * channels * splits

@@ -1,0 +1,224 @@
+"""Pieces that the backward kernels share: prefetching loads, gradients of one token, packed sequences by name.
+
+Imports the DSL and this folder's arithmetic and memory access.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op, select_
+
+from . import arithmetic, memory
+from .arithmetic import fma, multiply
+from .config import ELEMENT_BYTES
+from .launch import TYPES
+from .memory import address
+
+NAMES = {kind: name for name, kind in TYPES.items()}
+
+
+def _asm(result, operands, text, constraints, side_effects=True):
+    return llvm.inline_asm(
+        result,
+        operands,
+        text,
+        constraints,
+        has_side_effects=side_effects,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
+@dsl_user_op
+def _load(place: Int64, count: int, *, loc=None, ip=None) -> list:
+    """1, 2 or 4 words of an address that exists. The load stays where it stands: it runs ahead of its use."""
+    operands = [Int64(place).ir_value(loc=loc, ip=ip)]
+    if count == 1:
+        return [Uint32(_asm(T.i32(), operands, "ld.global.nc.b32 $0, [$1];", "=r,l"))]
+    struct = ir.Type.parse(f"!llvm.struct<({', '.join(['i32'] * count)})>")
+    outs = ", ".join(f"${i}" for i in range(count))
+    text = f"ld.global.nc.v{count}.b32 {{{outs}}}, [${count}];"
+    packed = _asm(struct, operands, text, ",".join(["=r"] * count) + ",l")
+    return [Uint32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(count)]
+
+
+@dsl_user_op
+def _load_half(place: Int64, *, loc=None, ip=None) -> Uint32:
+    operands = [Int64(place).ir_value(loc=loc, ip=ip)]
+    text = "{ .reg .b16 h; ld.global.nc.b16 h, [$1]; cvt.u32.u16 $0, h; }"
+    return Uint32(_asm(T.i32(), operands, text, "=r,l"))
+
+
+@dsl_user_op
+def _store(place: Int64, words: list, *, loc=None, ip=None) -> None:
+    operands = [Int64(place).ir_value(loc=loc, ip=ip)]
+    operands += [Uint32(w).ir_value(loc=loc, ip=ip) for w in words]
+    count = len(words)
+    ins = ", ".join(f"${i + 1}" for i in range(count))
+    text = "st.global.b32 [$0], $1;"
+    if count > 1:
+        text = f"st.global.v{count}.b32 [$0], {{{ins}}};"
+    _asm(None, operands, text, "l" + ",r" * count)
+
+
+@dsl_user_op
+def copy_ahead(shared: Int32, place: Int64, size: int, *, loc=None, ip=None) -> None:
+    """Starts copying 4, 8 or 16 bytes of global to shared memory; nothing waits for it but `wait_ahead`."""
+    operands = [Int32(shared).ir_value(loc=loc, ip=ip), Int64(place).ir_value(loc=loc, ip=ip)]
+    cache = "cg" if size == 16 else "ca"
+    _asm(None, operands, f"cp.async.{cache}.shared.global [$0], [$1], {size};", "r,l")
+
+
+@dsl_user_op
+def close_ahead(*, loc=None, ip=None) -> None:
+    """Makes one group of the copies that this thread started since the last one."""
+    _asm(None, [], "cp.async.commit_group;", "")
+
+
+@dsl_user_op
+def wait_ahead(younger: int, *, loc=None, ip=None) -> None:
+    """Waits for all groups but the `younger` last ones."""
+    _asm(None, [], f"cp.async.wait_group {younger};", "")
+
+
+@dsl_user_op
+def load_shared(place: Int32, count: int, *, loc=None, ip=None) -> list:
+    """1, 2 or 4 words of shared memory."""
+    operands = [Int32(place).ir_value(loc=loc, ip=ip)]
+    if count == 1:
+        return [Uint32(_asm(T.i32(), operands, "ld.shared.b32 $0, [$1];", "=r,r"))]
+    struct = ir.Type.parse(f"!llvm.struct<({', '.join(['i32'] * count)})>")
+    outs = ", ".join(f"${i}" for i in range(count))
+    text = f"ld.shared.v{count}.b32 {{{outs}}}, [${count}];"
+    packed = _asm(struct, operands, text, ",".join(["=r"] * count) + ",r")
+    return [Uint32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(count)]
+
+
+@dsl_user_op
+def step_from(base: Int64, count: Int32, step: Int32, *, loc=None, ip=None) -> Int64:
+    """base + count * step in one instruction, which the compiler would take apart in loops."""
+    operands = [
+        Int32(count).ir_value(loc=loc, ip=ip),
+        Int32(step).ir_value(loc=loc, ip=ip),
+        Int64(base).ir_value(loc=loc, ip=ip),
+    ]
+    text = "mad.wide.s32 $0, $1, $2, $3;"
+    return Int64(_asm(T.i64(), operands, text, "=l,r,r,l", side_effects=False))
+
+
+def words_in(dtype: str, elements: int) -> int:
+    """32-bit words that hold `elements`."""
+    return elements * ELEMENT_BYTES[dtype] // 4
+
+
+def load_packed(place, dtype: str, elements: int) -> list:
+    """Words of contiguous elements, 16 bytes at once or what there is."""
+    count = words_in(dtype, elements)
+    each = min(count, 4)
+    return [w for i in range(0, count, each) for w in _load(place + Int64(4 * i), each)]
+
+
+def store_packed(place, values: list, dtype: str) -> None:
+    """Rounds and stores contiguous values, 16 bytes at once or what there is."""
+    words = memory.words_of(values, dtype)
+    for i in range(0, len(words), 4):
+        _store(place + Int64(4 * i), words[i : i + 4])
+
+
+def load_lone(place, dtype: str):
+    """The bits of one element that exists, zero-extended."""
+    return _load(place, 1)[0] if ELEMENT_BYTES[dtype] == 4 else _load_half(place)
+
+
+def load_int(place):
+    """An int32 that exists."""
+    return Int32(_load(place, 1)[0])
+
+
+def choose(condition, a, b):
+    """a where the condition holds, otherwise b, without a branch."""
+    return type(a)(select_(condition, a, b))
+
+
+def keep(value, condition):
+    """value where the condition holds, otherwise +0."""
+    return choose(condition, value, Float32(0.0))
+
+
+def element(tensor, *index):
+    """One element in FP32."""
+    dtype = NAMES[tensor.element_type]
+    return memory.float_of(load_lone(address(tensor, *index), dtype), dtype)
+
+
+def put(kind, place, value) -> None:
+    """Rounds an FP32 number to the type `kind` and stores it."""
+    pointer = cute.make_ptr(kind, place, cute.AddressSpace.gmem, assumed_align=kind.width // 8)
+    cute.make_tensor(pointer, cute.make_layout(1))[0] = value.to(kind)
+
+
+class Operands(NamedTuple):
+    """Arrays of a call that its main kernel reads and writes, None where absent. ids: (B, T), seq_idx or alike."""
+
+    x: cute.Tensor
+    ids: cute.Tensor | None
+    bounds: cute.Tensor | None
+    initial: cute.Tensor | None
+    dout: cute.Tensor
+    dfinal: cute.Tensor | None
+    dx: cute.Tensor
+
+
+class Taps:
+    """Weights and bias of one channel in registers, and the gradients that use them."""
+
+    def __init__(self, config, weight, bias, channel):
+        self.width, self.silu = config.width, config.activation == "silu"
+        self.weight = [element(weight, channel, j) for j in range(config.width)]
+        self.bias = None if bias is None else element(bias, channel)
+
+    def dz(self, history, dout):
+        """Gradient of the pre-activation of a token; history[k] is the input k tokens before it."""
+        if not self.silu:
+            return dout
+        z = arithmetic.tap_sum(history[::-1], self.weight, self.bias)
+        return multiply(dout, silu_slope(z))
+
+    def spread(self, dz, k: int, so_far):
+        """Adds what a token gives to the gradient of the input k tokens before it."""
+        w = self.weight[self.width - 1 - k]
+        return multiply(w, dz) if so_far is None else fma(w, dz, so_far)
+
+
+def silu_slope(z):
+    """d/dz (z * sigma(z)) = sigma + z * (sigma - sigma^2)."""
+    s = arithmetic.sigmoid(z)
+    return fma(z, fma(-s, s, s), s)
+
+
+def sequence_at(ids, b, t):
+    """The sequence that a token belongs to; negative: padding."""
+    return load_int(address(ids, b, t))
+
+
+def limits(bounds, n, tokens):
+    """First token and end of packed sequence n, whatever cu_seqlens holds."""
+    start, end = (load_int(address(bounds, n + i)) for i in (0, 1))
+    start = cutlass.min(cutlass.max(start, 0), tokens)
+    return start, cutlass.max(start, cutlass.min(end, tokens))
+
+
+def put_partial(partials, value, split, j, channel, rows, channels) -> None:
+    """Stores an FP32 sum; those of one split lie as (rows, channels)."""
+    place = (Int64(split) * Int64(rows) + Int64(j)) * Int64(channels) + Int64(channel)
+    _store(partials.iterator.toint() + place * Int64(4), [value.bitcast(Uint32)])
+
+
+def get_partial(partials, split, j, channel, rows, channels):
+    """What `put_partial` stored in a launch before this one."""
+    place = (Int64(split) * Int64(rows) + Int64(j)) * Int64(channels) + Int64(channel)
+    return _load(partials.iterator.toint() + place * Int64(4), 1)[0].bitcast(Float32)

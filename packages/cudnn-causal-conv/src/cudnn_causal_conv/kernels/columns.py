@@ -21,6 +21,7 @@ from .sequences import (
     copy_final_states,
     find,
     identity,
+    is_sequence,
 )
 
 
@@ -98,6 +99,8 @@ class ColumnsKernel:
                     if cutlass.const_expr(config.has_cu_seqlens):
                         r, start, end = self._enter(ops, window, d, token + i, r, start, end)
                     results = self._results(window, ids, own, own_ids[i], weights, bias)
+                    if cutlass.const_expr(config.has_cu_seqlens):
+                        results = [keep(z, is_sequence(ops, r)) for z in results]
                     stored = memory.words_of(results, config.x)
                     at = target + Int64(token + i) * out_pitch
                     memory.store_words(at, stored, i < last - token)
@@ -146,7 +149,7 @@ class ColumnsKernel:
     @cute.jit
     def _enter(self, ops: cutlass.Constexpr, window, d, token, r, start, end):
         """At the first token of a sequence: its state, or zeros, replaces the window."""
-        if token >= end and end < ops.tokens:
+        if (token >= end) & (r < ops.cu_seqlens.shape[0] - 1):
             r, start, end = advance(ops, token, r, start, end)
             for i in cutlass.range_constexpr(self.config.history * self.lanes):
                 window[i] = Float32(0.0)

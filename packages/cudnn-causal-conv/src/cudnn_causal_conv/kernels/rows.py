@@ -26,6 +26,7 @@ from .sequences import (
     copy_final_states,
     find,
     identity,
+    is_sequence,
     weight_bits,
     weights_of,
 )
@@ -278,7 +279,8 @@ class RowsKernel:
         """Chunks in which a sequence begins, or just before which one did, take each tap by itself."""
         history = self.config.history
         results = cute.make_rmem_tensor(CHUNK, Float32)
-        if (start <= place.token - history) & (end >= place.token + CHUNK):
+        whole = (start <= place.token - history) & (end - CHUNK >= place.token)
+        if whole & is_sequence(ops, r):
             for k in cutlass.range_constexpr(CHUNK):
                 results[k] = self._result(window[k:], weights, bias)
         else:
@@ -292,7 +294,7 @@ class RowsKernel:
                         before(ops, r, place.d, offset, place.there), self.config.x
                     )
                     taps.append(_choose(offset >= 0, window[k + j], earlier))
-                results[k] = self._result(taps, weights, bias)
+                results[k] = keep(self._result(taps, weights, bias), is_sequence(ops, r))
         return [results[k] for k in range(CHUNK)]
 
     @cute.jit

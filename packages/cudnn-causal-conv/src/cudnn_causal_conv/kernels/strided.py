@@ -23,6 +23,7 @@ from .sequences import (
     element,
     find,
     identity,
+    is_sequence,
 )
 
 
@@ -141,5 +142,7 @@ class StridedKernel:
             z = arithmetic.activate(z, config.activation)
             if config.has_seq_idx:
                 z = keep(z, own[i] >= 0)
+            if config.has_cu_seqlens:
+                z = keep(z, is_sequence(ops, own[i]))
             at = memory.address(ops.out, b, d, first + i)
             memory.store_bits(at, memory.bits_of(z, config.x), config.x, i < ops.tokens - first)

@@ -77,19 +77,19 @@ class Forward:
         spare = Int64(0) if multiple(ours, VECTOR_BYTES) else Int64(VECTOR_BYTES // size - 1)
         chunks = ceil_div(Int64(tokens) + spare, CHUNK)
         count = Int64(batches) * Int64(channels)
-        kernel = RowsKernel(self.config, False)
-        reach, warps = kernel.reach, self.config.tile.threads // 32
-        spans = ceil_div(chunks, reach)
+        short, long = RowsKernel(self.config, True), RowsKernel(self.config, False)
+        reach, warps = short.reach, self.config.tile.threads // 32
+        spans = ceil_div(chunks, long.reach)
         legal = multiple([*differences, address_of(weight)], VECTOR_BYTES) & are_contiguous(
             weight, None
         )
         legal = legal & (count * spans <= MOST_UNITS)
         by_channels = divisor(channels)
-        if legal and chunks < reach and count * chunks <= MOST_UNITS - warps * reach:
+        if legal and chunks < long.reach and count * chunks <= MOST_UNITS - warps * reach:
             units = count * chunks
             by_chunks = divisor(chunks)
             self.launch(
-                RowsKernel(self.config, True).kernel,
+                short.kernel,
                 tensors,
                 ceil_div(units, warps * reach),
                 (Int32(units), by_chunks, by_channels),
@@ -99,7 +99,7 @@ class Forward:
             units = count * spans
             by_spans = divisor(spans)
             self.launch(
-                kernel.kernel,
+                long.kernel,
                 tensors,
                 ceil_div(units, warps),
                 (Int32(units), by_spans, by_channels),

@@ -32,9 +32,16 @@ def _asm(result, operands, text, constraints):
 
 @dsl_user_op
 def load_words(
-    address: Int64, count: int, valid: Boolean, constant: bool = True, *, loc=None, ip=None
+    address: Int64,
+    count: int,
+    valid: Boolean,
+    constant: bool = True,
+    once: bool = True,
+    *,
+    loc=None,
+    ip=None,
 ) -> list:
-    """1, 2 or 4 consecutive words, past L1. constant: nobody writes them during the kernel."""
+    """1, 2 or 4 consecutive words. constant: nobody writes them during the kernel; once: nobody reads them again."""
     operands = [Int64(address).ir_value(loc=loc, ip=ip), Boolean(valid).ir_value(loc=loc, ip=ip)]
     suffix = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[count]
     outs = [f"${i}" for i in range(count)]
@@ -42,7 +49,7 @@ def load_words(
     target = outs[0] if count == 1 else "{" + ", ".join(outs) + "}"
     text = (
         f"{{ .reg .pred p; .reg .b64 a; mov.pred p, ${count + 1}; mov.b64 a, ${count}; {zeros} "
-        f"@p ld.global{'.nc' if constant else ''}.L1::no_allocate.{suffix} {target}, [a]; }}"
+        f"@p ld.global{'.nc' * constant}{'.L1::no_allocate' * once}.{suffix} {target}, [a]; }}"
     )
     constraints = ",".join(["=r"] * count + ["l", "b"])
     if count == 1:
@@ -163,5 +170,5 @@ def packed_floats(base: Int64, count: int, dtype: str, valid: Boolean) -> list:
     granule = min(VECTOR_BYTES, size & -size)
     words = []
     for i in range(size // granule):
-        words += load_words(base + granule * i, granule // 4, valid)
+        words += load_words(base + granule * i, granule // 4, valid, once=False)
     return floats_of(words, dtype)

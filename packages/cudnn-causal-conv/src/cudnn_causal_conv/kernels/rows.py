@@ -50,13 +50,14 @@ class RowsKernel:
     def __init__(self, config, flat: bool):
         self.config = config
         self.flat = flat
+        self.steps = config.tile.short_steps if flat else config.tile.steps
         self.size = ELEMENT_BYTES[config.x]
         self.words = CHUNK * self.size // 4
 
     @property
     def reach(self) -> int:
         """Chunks that a warp walks over."""
-        return 32 * self.config.tile.steps
+        return 32 * self.steps
 
     @cute.kernel
     def kernel(
@@ -92,7 +93,7 @@ class RowsKernel:
         warp = block * (config.tile.threads // 32) + thread // 32
         lane = thread % 32
         places = self._places(ops, warp, lane, units, per_row, channels)
-        steps = config.tile.steps
+        steps = self.steps
         raw = cute.make_rmem_tensor((steps + 1) * self.words, Uint32)
         # Place -1 is what lane 0 needs from the left of the warp's first chunk.
         first = places[0]
@@ -114,7 +115,7 @@ class RowsKernel:
 
     def _places(self, ops, warp, lane, units, per_row, channels):
         """Where this lane's chunks are."""
-        steps, places = self.config.tile.steps, []
+        steps, places = self.steps, []
         if self.flat:
             for i in range(steps):
                 unit = warp * self.reach + i * 32 + lane

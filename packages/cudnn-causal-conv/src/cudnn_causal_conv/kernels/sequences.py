@@ -119,7 +119,7 @@ def weight_bits(ops: Operands, d, valid: Boolean) -> list:
         return memory.pack_bits(taps + taps[-1:] * (config.width % 2), config.weight)
     words = []
     for i in range(config.width * size // granule):
-        words += memory.load_words(at + granule * i, granule // 4, valid)
+        words += memory.load_words(at + granule * i, granule // 4, valid, once=False)
     return words
 
 
@@ -146,13 +146,13 @@ def bias_of(bits, config):
     return None if bits is None else memory.float_of(bits, config.bias)
 
 
-def channel_constants(ops, d, lanes: int) -> tuple[list, list]:
+def channel_constants(ops, d, lanes: int, valid: Boolean) -> tuple[list, list]:
     """Of `lanes` channels from d on: the taps of each, and the biases, in FP32; weight and bias are contiguous."""
-    config, always = ops.config, Boolean(True)
+    config = ops.config
     at = ops.weight.iterator.toint() + Int64(d) * (config.width * ELEMENT_BYTES[config.weight])
-    flat = memory.packed_floats(at, lanes * config.width, config.weight, always)
+    flat = memory.packed_floats(at, lanes * config.width, config.weight, valid)
     weights = [flat[e * config.width : (e + 1) * config.width] for e in range(lanes)]
     if ops.bias is None:
         return weights, [None] * lanes
     at = ops.bias.iterator.toint() + Int64(d) * ELEMENT_BYTES[config.bias]
-    return weights, memory.packed_floats(at, lanes, config.bias, always)
+    return weights, memory.packed_floats(at, lanes, config.bias, valid)

@@ -137,14 +137,12 @@ class ColumnsKernel:
         """Puts the state of sequence r where the window reaches back before it; age: tokens since it began."""
         history = self.config.history
         if age < history:
-            for k in cutlass.range_constexpr(history):
-                for e in cutlass.range_constexpr(self.lanes):
-                    offset = age - history + k
-                    value = memory.float_of(
-                        before(ops, r, d + e, offset, Boolean(True)), self.config.x
-                    )
-                    at = k * self.lanes + e
-                    window[at] = Float32(select_(offset < 0, value, window[at]))
+            for e in cutlass.range_constexpr(self.lanes):
+                entries = before(ops, r, d + e, age - history, Boolean(True), history)
+                for k in cutlass.range_constexpr(history):
+                    value, at = memory.float_of(entries[k], self.config.x), k * self.lanes + e
+                    older = age - history + k < 0
+                    window[at] = Float32(select_(older, value, window[at]))
 
     @cute.jit
     def _enter(self, ops: cutlass.Constexpr, window, d, token, r, start, end):

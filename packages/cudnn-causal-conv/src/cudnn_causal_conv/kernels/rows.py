@@ -193,7 +193,7 @@ class RowsKernel:
         exists = (token >= 0) & (token < ops.tokens)
         bits = memory.load_bits(at, self.config.x, exists)
         if self.config.has_initial and not self.config.has_cu_seqlens:
-            return bits | before(ops, place.b, place.d, token, Boolean(True))
+            return bits | before(ops, place.b, place.d, token, Boolean(True))[0]
         return bits
 
     def _history(self, ops, raw, i, place, lane):
@@ -217,10 +217,8 @@ class RowsKernel:
             for j in cutlass.range_constexpr(len(words)):
                 held[j] = words[j]
             if place.there & (place.chunk == 0):
-                bits = [
-                    before(ops, place.b, place.d, place.token - CHUNK + k, Boolean(True))
-                    for k in range(CHUNK)
-                ]
+                token = place.token - CHUNK
+                bits = before(ops, place.b, place.d, token, Boolean(True), CHUNK)
                 packed = memory.pack_bits(bits, self.config.x)
                 for j in cutlass.range_constexpr(len(words)):
                     held[j] = packed[first + j]
@@ -288,13 +286,14 @@ class RowsKernel:
             for k in cutlass.range_constexpr(CHUNK):
                 token = place.token + k
                 r, start, end = advance(ops, token, r, start, end)
-                taps = []
-                for j in cutlass.range_constexpr(history + 1):
-                    offset = token - history + j - start
-                    earlier = memory.float_of(
-                        before(ops, r, place.d, offset, place.there), self.config.x
+                offset = token - history - start
+                earlier = before(ops, r, place.d, offset, place.there, history)
+                taps = [
+                    _choose(
+                        offset + j >= 0, window[k + j], memory.float_of(earlier[j], self.config.x)
                     )
-                    taps.append(_choose(offset >= 0, window[k + j], earlier))
+                    for j in range(history)
+                ] + [window[k + history]]
                 results[k] = keep(self._result(taps, weights, bias), is_sequence(ops, r))
         return [results[k] for k in range(CHUNK)]
 

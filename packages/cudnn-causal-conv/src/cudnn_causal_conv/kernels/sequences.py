@@ -32,14 +32,22 @@ def element(ops: Operands, b, d, t, valid) -> Uint32:
     return memory.load_bits(memory.address(ops.x, b, d, t), ops.config.x, valid)
 
 
-def before(ops: Operands, r, d, offset, valid) -> Uint32:
-    """The bits of what precedes sequence r, offset = -(W-1)...-1; zero where there is no state."""
+def before(ops: Operands, r, d, offset, valid, count: int = 1) -> list:
+    """The bits of `count` entries of what precedes sequence r, from `offset` on; its last one is at -1.
+
+    0 for offsets that are not within -(W-1)...-1, and where there is no state.
+    """
     if ops.initial is None:
-        return Uint32(0)
-    history = ops.config.history
-    there = valid & (offset < 0) & (offset >= -history) & (r >= 0) & (r < ops.initial.shape[0])
-    at = memory.address(ops.initial, r, d, offset + history)
-    return memory.load_bits(at, ops.config.x, there)
+        return [Uint32(0)] * count
+    history, dtype = ops.config.history, ops.config.x
+    exists = valid & (r >= 0) & (r < ops.initial.shape[0])
+    first = memory.address(ops.initial, r, d, offset + history)
+    step = Int64(ops.initial.stride[2]) * ELEMENT_BYTES[dtype]
+    found = []
+    for k in range(count):
+        there = exists & (offset + k < 0) & (offset + k >= -history)
+        found.append(memory.load_bits(first + step * k, dtype, there))
+    return found
 
 
 def identity(ops: Operands, b, t, valid) -> Int32:
@@ -103,9 +111,9 @@ def copy_final_states(ops: cutlass.Constexpr, block: Int32):
         for k in cutlass.range(config.history):
             offset = end - start - config.history + k
             bits = element(ops, b, d, start + offset, offset >= 0)
-            bits = bits | before(ops, r, d, offset, offset < 0)
+            (earlier,) = before(ops, r, d, offset, offset < 0)
             at = memory.address(ops.final, r, d, k)
-            memory.store_bits(at, bits, config.x, Boolean(True))
+            memory.store_bits(at, bits | earlier, config.x, Boolean(True))
 
 
 def weight_bits(ops: Operands, d, valid: Boolean) -> list:

@@ -230,6 +230,27 @@ def test_boundaries_out_of_order_stay_in_bounds():
             assert not got["out"].isnan().any() and not got["final_states"].isnan().any()
 
 
+@pytest.mark.parametrize("layout", ["t", "d"])
+@pytest.mark.parametrize("shape", [(2, 24, 16), (2, 24, 2048)])
+def test_taps_and_biases_at_any_address(layout, shape):
+    """Views into one flat buffer of parameters, as optimizers make them, and a weight that is a transpose."""
+    case = replace(BASE, shape=shape, layout=layout)
+    named = cases.tensors(case)
+    want = cases.run(case, named)["out"]
+    weight, bias = named["weight"], named["bias"]
+    for first in (1, 2, 4):
+        flat = torch.full((first + weight.numel() + 1 + bias.numel(),), 9.0, device="cuda")
+        flat = flat.to(weight.dtype)
+        named["weight"] = flat[first : first + weight.numel()].view(weight.shape)
+        named["bias"] = flat[first + weight.numel() + 1 :]
+        named["weight"].copy_(weight)
+        named["bias"].copy_(bias)
+        assert torch.equal(cases.bits(cases.run(case, named)["out"]), cases.bits(want))
+    named["weight"] = weight.t().contiguous().t()
+    named["bias"] = torch.stack([bias, bias], 1)[:, 0]
+    assert torch.equal(cases.bits(cases.run(case, named)["out"]), cases.bits(want))
+
+
 @pytest.mark.parametrize("layout", ["t", "t odd", "d", "any"])
 def test_tokens_of_no_sequence_give_zeros(layout):
     """Before the first boundary and after the last; the others are as if nothing stood around them."""

@@ -289,6 +289,23 @@ def test_state_moves_bitwise():
         assert torch.equal(bits(named["conv_state"]), bits(state))
 
 
+def test_taps_and_biases_at_any_address():
+    for step in (Step(channels=264), Step(channels=264, form="d")):
+        named = tensors(step)
+        start, outs = named["conv_state"].clone(), []
+        for first in (0, 1, 2, 4):
+            for name in ("weight", "bias"):
+                values = named[name].clone()
+                flat = torch.zeros(first + values.numel(), device="cuda").to(values.dtype)
+                named[name] = flat[first:].view(values.shape)
+                named[name].copy_(values)
+            named["conv_state"].copy_(start)
+            outs.append(torch.full_like(named["x"], float("nan")))
+            launch(step.config(), {**named, "out": outs[-1]})
+        for out in outs[1:]:
+            assert torch.equal(bits(out), bits(outs[0]))
+
+
 def test_no_rows():
     step = Step(rows=0)
     named = tensors(step)

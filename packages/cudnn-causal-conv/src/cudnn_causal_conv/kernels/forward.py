@@ -80,9 +80,7 @@ class Forward:
         short, long = RowsKernel(self.config, True), RowsKernel(self.config, False)
         reach, warps = short.reach, self.config.tile.threads // 32
         spans = ceil_div(chunks, long.reach)
-        legal = multiple([*differences, address_of(weight)], VECTOR_BYTES) & are_contiguous(
-            weight, None
-        )
+        legal = multiple(differences, VECTOR_BYTES) & are_contiguous(weight, None)
         legal = legal & (count * spans <= MOST_UNITS)
         by_channels = divisor(channels)
         if legal and chunks < long.reach and count * chunks <= MOST_UNITS - warps * reach:
@@ -116,7 +114,6 @@ class Forward:
         batches, channels, tokens = x.shape
         addresses = [address_of(x), address_of(out), *steps_of(x, 0, 2), *steps_of(out, 0, 2)]
         legal = multiple(addresses, tile.vector) & (Int32(channels) % kernel.lanes == 0)
-        legal = legal & multiple([address_of(weight), address_of(bias)], VECTOR_BYTES)
         legal = legal & are_contiguous(weight, bias)
         vectors = Int64(channels) // kernel.lanes
         span = Int32(tile.span)

@@ -117,24 +117,10 @@ def copy_final_states(ops: cutlass.Constexpr, block: Int32):
 
 
 def weight_bits(ops: Operands, d, valid: Boolean) -> list:
-    """The packed taps of channel d, in the widest loads that every row of a contiguous weight allows."""
-    config = ops.config
-    size = ELEMENT_BYTES[config.weight]
-    granule = row_granule(config)
-    at = ops.weight.iterator.toint() + Int64(d) * (config.width * size)
-    if granule < 4:
-        taps = [memory.load_bits(at + size * j, config.weight, valid) for j in range(config.width)]
-        return memory.pack_bits(taps + taps[-1:] * (config.width % 2), config.weight)
-    words = []
-    for i in range(config.width * size // granule):
-        words += memory.load_words(at + granule * i, granule // 4, valid, once=False)
-    return words
-
-
-def row_granule(config) -> int:
-    """Bytes, at most 16, whose multiple every row of a contiguous weight is."""
-    size = config.width * ELEMENT_BYTES[config.weight]
-    return min(16, size & -size)
+    """The packed taps of channel d of a contiguous weight."""
+    width, dtype = ops.config.width, ops.config.weight
+    at = ops.weight.iterator.toint() + Int64(d) * (width * ELEMENT_BYTES[dtype])
+    return memory.constant_words(at, width, dtype, valid)
 
 
 def weights_of(words: list, config) -> list:
@@ -158,9 +144,9 @@ def channel_constants(ops, d, lanes: int, valid: Boolean) -> tuple[list, list]:
     """Of `lanes` channels from d on: the taps of each, and the biases, in FP32; weight and bias are contiguous."""
     config = ops.config
     at = ops.weight.iterator.toint() + Int64(d) * (config.width * ELEMENT_BYTES[config.weight])
-    flat = memory.packed_floats(at, lanes * config.width, config.weight, valid)
+    flat = memory.constant_floats(at, lanes * config.width, config.weight, valid)
     weights = [flat[e * config.width : (e + 1) * config.width] for e in range(lanes)]
     if ops.bias is None:
         return weights, [None] * lanes
     at = ops.bias.iterator.toint() + Int64(d) * ELEMENT_BYTES[config.bias]
-    return weights, memory.packed_floats(at, lanes, config.bias, valid)
+    return weights, memory.constant_floats(at, lanes, config.bias, valid)

@@ -325,7 +325,7 @@ class Update:
         x, state, weight, bias, out = (tensors[i] for i in (0, 1, 2, 3, 6))
         config, lanes = self.config, VECTOR_BYTES // ELEMENT_BYTES[self.config.x]
         rows, channels, tokens = x.shape
-        addresses = [address_of(each) for each in (x, out, state, weight, bias)]
+        addresses = [address_of(each) for each in (x, out, state)]
         steps = [*steps_of(x, 0), *steps_of(out, 0), *steps_of(state, 0)]
         if cutlass.const_expr(config.state == "d"):
             steps += steps_of(state, 2)

@@ -93,11 +93,6 @@ IDS = [
 ALL = [*DENSE, *WIDTHS, *SEQUENCES, *IDS]
 
 
-def configs():
-    """Of all cases, once each."""
-    return list(dict.fromkeys(case.config() for case in ALL))
-
-
 def compile_one(config):
     from cudnn_causal_conv.kernels.host import source_forward
     from cudnn_core import cache
@@ -106,17 +101,20 @@ def compile_one(config):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kernels():
-    """Compiles what the cases need, many at once."""
+def kernels(request):
+    """Compiles what the selected cases need, many at once."""
     import multiprocessing
     import os
     from concurrent.futures import ProcessPoolExecutor
 
     if why_no_hopper():
         return
-    context = multiprocessing.get_context("fork" if not torch.cuda.is_initialized() else "spawn")
+    parameters = [getattr(item, "callspec", None) for item in request.session.items]
+    selected = [spec.params.get("case") for spec in parameters if spec]
+    configs = dict.fromkeys(case.config() for case in selected if isinstance(case, Case))
+    context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        list(pool.map(compile_one, configs()))
+        list(pool.map(compile_one, configs))
 
 
 def name_of(case):

@@ -30,20 +30,22 @@ def layout_of(*arrays) -> str:
 class Tile:
     """How work is divided; measured on an H200, December 2026. threads: of a block.
 
-    steps, short_steps: chunks of a lane of the token-contiguous kernels, for long and for short rows.
+    steps, short_steps: chunks of a lane of the token-contiguous kernels, for long rows and for short ones, and for all
+    where sequences are told apart, which takes more code.
     vector, walk, span, ahead: of the channel-contiguous kernel: bytes of a load, tokens that a thread loads before it
     uses the first, tokens it walks over in all, and whether it loads the next ones before it uses those it has.
-    rows: of the update, that a thread takes at once.
+    rows, compact_rows: of the update, that a thread takes at once.
     """
 
     threads: int = 128
-    steps: int = 4
+    steps: int = 8
     short_steps: int = 2
     vector: int = 8
-    walk: int = 8
+    walk: int = 16
     span: int = 64
     ahead: bool = True
     rows: int = 4
+    compact_rows: int = 2
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,13 @@ def slot_of(step: Step, n, there):
     return s, there & (s >= 0) & (s < step.slots)
 
 
+def rows_of(config) -> int:
+    """Rows that a thread of `VectorsKernel` takes at once."""
+    return config.tile.compact_rows if config.state == "compact" else config.tile.rows
+
+
 class VectorsKernel:
-    """One new token, linear state: each lane takes 16 bytes of channels in `tile.rows` rows, a warp 512 bytes of each.
+    """One new token, linear state: each lane takes 16 bytes of channels in a few rows, a warp 512 bytes of each.
 
     Of a compact state, a warp's part of a slot is contiguous; its loads and stores are too, and shared memory hands
     each lane the entries of its own channels.
@@ -65,6 +70,7 @@ class VectorsKernel:
     def __init__(self, config):
         self.config = config
         self.lanes = VECTOR_BYTES // ELEMENT_BYTES[config.x]
+        self.rows = rows_of(config)
         self.exchanges = config.state == "compact" and config.state_length > 1
 
     @cute.kernel
@@ -99,11 +105,11 @@ class VectorsKernel:
             d = (first + lane) * self.lanes
             here = d < step.channels
             held = []
-            for i in cutlass.range_constexpr(config.tile.rows):
-                n = group * config.tile.rows + i
+            for i in cutlass.range_constexpr(self.rows):
+                n = group * self.rows + i
                 held.append(self._load(step, n, d, first, lane, here))
             weights, biases = channel_constants(step, d, self.lanes, here)
-            for i in cutlass.range_constexpr(config.tile.rows):
+            for i in cutlass.range_constexpr(self.rows):
                 self._advance(step, share, lane, *held[i], weights, biases)
 
     def _load(self, step, n, d, first, lane, here):
@@ -333,7 +339,7 @@ class Update:
         legal = legal & (tokens == 1) & (Int32(channels) % lanes == 0)
         legal = legal & (x.stride[1] == 1) & (out.stride[1] == 1)
         per_row = ceil_div(channels, 32 * lanes)
-        units, warps = per_row * ceil_div(rows, config.tile.rows), config.tile.threads // 32
+        units, warps = per_row * ceil_div(rows, rows_of(config)), config.tile.threads // 32
         if legal and units > 0 and units <= MOST_UNITS - warps:
             VectorsKernel(config).kernel(*tensors, Int32(units), divisor(per_row)).launch(
                 grid=[Int32(ceil_div(units, warps)), 1, 1],

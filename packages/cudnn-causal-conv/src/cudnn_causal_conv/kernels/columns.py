@@ -33,6 +33,9 @@ class ColumnsKernel:
         self.size = ELEMENT_BYTES[config.x]
         self.words = config.tile.vector // 4
         self.lanes = config.tile.vector // self.size
+        # Wide windows, ids and boundaries take registers too.
+        plain = config.width <= 4 and not (config.has_seq_idx or config.has_cu_seqlens)
+        self.walk = config.tile.walk if plain else config.tile.walk // 2
 
     @cute.kernel
     def kernel(
@@ -65,7 +68,7 @@ class ColumnsKernel:
     def compute(self, ops: cutlass.Constexpr, block, units, span, vectors, spans):
         """The results of this thread's channels and tokens."""
         config = self.config
-        steps, history = config.tile.walk, config.history
+        steps, history = self.walk, config.history
         thread, _, _ = cute.arch.thread_idx()
         unit = block * config.tile.threads + thread
         if unit < units:
@@ -108,12 +111,12 @@ class ColumnsKernel:
     def _ids(self, ops, b, token):
         """seq_idx of the next tokens; None where there is none."""
         if not self.config.has_seq_idx:
-            return [None] * self.config.tile.walk
-        return [identity(ops, b, token + i, Boolean(True)) for i in range(self.config.tile.walk)]
+            return [None] * self.walk
+        return [identity(ops, b, token + i, Boolean(True)) for i in range(self.walk)]
 
     def _load(self, raw, source, pitch, token, last):
         at = source + Int64(token) * pitch
-        for i in range(self.config.tile.walk):
+        for i in range(self.walk):
             words = memory.load_words(at, self.words, i < last - token)
             for j, word in enumerate(words):
                 raw[i * self.words + j] = word

@@ -33,7 +33,8 @@ class Tile:
     steps, short_steps: chunks of a lane of the token-contiguous kernels, for long rows and for short ones, and for all
     where sequences are told apart, which takes more code.
     vector, walk, span, ahead: of the channel-contiguous kernel: bytes of a load, tokens that a thread loads before it
-    uses the first, tokens it walks over in all, and whether it loads the next ones before it uses those it has.
+    uses the first (half as many where it keeps more than 4 taps, ids or boundaries), tokens it walks over in all, and
+    whether it loads the next ones before it uses those it has.
     rows, compact_rows: of the update, that a thread takes at once.
     """
 

@@ -3,6 +3,8 @@
 The kernels are launched as the engine does it, without contract and door. Cases and hostile layouts are the forward's.
 """
 
+import itertools
+
 import torch
 
 from cudnn_causal_conv.kernels.config import BackwardConv, layout_of
@@ -79,7 +81,7 @@ def _sequences(named):
     if "cu_seqlens" not in named:
         return [(row, 0, t) for row in range(b)]
     ends = named["cu_seqlens"].tolist()
-    return [(0, first, end) for first, end in zip(ends, ends[1:], strict=False)]
+    return [(0, first, end) for first, end in itertools.pairwise(ends)]
 
 
 def _outputs(leaves, named, activation):

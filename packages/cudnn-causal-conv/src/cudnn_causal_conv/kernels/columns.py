@@ -17,6 +17,7 @@ from .sequences import (
     Operands,
     advance,
     before,
+    belongs,
     channel_constants,
     copy_final_states,
     find,
@@ -100,6 +101,8 @@ class ColumnsKernel:
                     if cutlass.const_expr(config.has_seq_idx):
                         own_id = identity(ops, b, token + i, Boolean(True))
                     results = self._results(window, ids, own, own_id, weights, bias)
+                    if cutlass.const_expr(config.has_cu_seqlens):
+                        results = [keep(z, belongs(ops, r)) for z in results]
                     stored = memory.words_of(results, config.x)
                     at = target + Int64(token + i) * out_pitch
                     memory.store_words(at, stored, i < last - token)

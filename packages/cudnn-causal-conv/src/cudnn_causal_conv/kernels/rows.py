@@ -22,6 +22,7 @@ from .sequences import (
     Operands,
     advance,
     before,
+    belongs,
     bias_bits,
     bias_of,
     copy_final_states,
@@ -258,7 +259,7 @@ class RowsKernel:
         results = cute.make_rmem_tensor(CHUNK, Float32)
         if (start <= place.token - history) & (end >= place.token + CHUNK):
             for k in cutlass.range_constexpr(CHUNK):
-                results[k] = self._result(window[k:], weights, bias)
+                results[k] = keep(self._result(window[k:], weights, bias), belongs(ops, r))
         else:
             for k in cutlass.range_constexpr(CHUNK):
                 token = place.token + k
@@ -270,7 +271,7 @@ class RowsKernel:
                         before(ops, r, place.d, offset, place.there), self.config.x
                     )
                     taps.append(_choose(offset >= 0, window[k + j], earlier))
-                results[k] = self._result(taps, weights, bias)
+                results[k] = keep(self._result(taps, weights, bias), belongs(ops, r))
         return [results[k] for k in range(CHUNK)]
 
     @cute.jit

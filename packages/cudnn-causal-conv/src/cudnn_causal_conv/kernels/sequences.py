@@ -61,7 +61,7 @@ def boundary(ops: Operands, entry) -> Int32:
 def find(ops: cutlass.Constexpr, t: Int32):
     """(sequence, its first token, the one after its last) that token t belongs to.
 
-    -1 before the first boundary, N after the last: such tokens, which legal boundaries do not leave, follow zeros.
+    -1 before the first boundary, N after the last: such tokens, which legal boundaries do not leave, are padding.
     """
     low, high = Int32(0), Int32(ops.cu_seqlens.shape[0])
     while low < high:
@@ -71,6 +71,11 @@ def find(ops: cutlass.Constexpr, t: Int32):
         else:
             high = middle
     return low - 1, boundary(ops, low - 1), boundary(ops, low)
+
+
+def belongs(ops: Operands, r) -> Boolean:
+    """Whether what `find` gave is a sequence."""
+    return (r >= 0) & (r < ops.cu_seqlens.shape[0] - 1)
 
 
 @cute.jit

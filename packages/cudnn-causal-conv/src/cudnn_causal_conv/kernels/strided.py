@@ -17,6 +17,7 @@ from .sequences import (
     Operands,
     advance,
     before,
+    belongs,
     bias_bits,
     bias_of,
     copy_final_states,
@@ -141,5 +142,7 @@ class StridedKernel:
             z = arithmetic.activate(z, config.activation)
             if config.has_seq_idx:
                 z = keep(z, own[i] >= 0)
+            if config.has_cu_seqlens:
+                z = keep(z, belongs(ops, own[i]))
             at = memory.address(ops.out, b, d, first + i)
             memory.store_bits(at, memory.bits_of(z, config.x), config.x, i < ops.tokens - first)

@@ -24,9 +24,16 @@ REMEMBERED = 64
 def recorded(prepared: Prepared) -> Callable[[Sequence[Any]], Sequence[torch.Tensor]]:
     """`prepared.run`, with the gradient of its outputs recorded."""
     tape = _Tape(prepared)
-    if len(prepared.made) > 1:
-        return lambda inputs: _apply(tape, *inputs)
-    return lambda inputs: (_apply(tape, *inputs),)
+
+    def one(inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
+        return (_apply(tape, *inputs),)
+
+    def several(inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
+        return _apply(tape, *inputs)
+
+    run = one if tape.single else several
+    run.tape = tape
+    return run
 
 
 class _Tape:

@@ -230,6 +230,26 @@ def test_boundaries_out_of_order_stay_in_bounds():
             assert not got["out"].isnan().any() and not got["final_states"].isnan().any()
 
 
+@pytest.mark.parametrize("layout", ["t", "t odd", "d", "any"])
+def test_tokens_of_no_sequence_give_zeros(layout):
+    """Before the first boundary and after the last; the others are as if nothing stood around them."""
+    case = packed("one", layout=layout)
+    named = cases.tensors(case)
+    named["x"][:, :, :13] = 7.0
+    inner = {**named, "x": named["x"][:, :, 13:250]}
+    inner["cu_seqlens"] = torch.tensor([0, 237], dtype=torch.int32, device="cuda")
+    alone = replace(case, shape=(1, 24, 237), sequences=(237,))
+    want = torch.zeros_like(named["x"])
+    states = torch.full_like(named["initial_states"], float("nan"))
+    out = torch.full_like(named["x"], float("nan"))[:, :, 13:250]
+    cases.launch(alone.config(), {**inner, "out": out, "final_states": states})
+    want[:, :, 13:250] = out
+    named["cu_seqlens"] = torch.tensor([13, 250], dtype=torch.int32, device="cuda")
+    got = cases.run(case, named)
+    assert torch.equal(cases.bits(got["out"]), cases.bits(want))
+    assert torch.equal(cases.bits(got["final_states"]), cases.bits(states))
+
+
 def test_more_than_two_to_the_31_elements_away():
     """Offsets of rows, channels and tokens each pass 2^31 elements, on views of a few elements."""
     far = 2**31 + 64

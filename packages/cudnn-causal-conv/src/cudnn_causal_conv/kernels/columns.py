@@ -17,11 +17,11 @@ from .sequences import (
     Operands,
     advance,
     before,
-    belongs,
     channel_constants,
     copy_final_states,
     find,
     identity,
+    is_sequence,
 )
 
 
@@ -91,21 +91,25 @@ class ColumnsKernel:
                 if cutlass.const_expr(not config.tile.ahead):
                     self._load(raw, source, pitch, token, last)
                 words = [raw[i] for i in range(steps * self.words)]
+                own_ids = self._ids(ops, b, token)
                 if cutlass.const_expr(config.tile.ahead):
                     self._load(raw, source, pitch, token + steps, last)
                 for i in cutlass.range_constexpr(steps):
                     own = words[i * self.words : (i + 1) * self.words]
                     if cutlass.const_expr(config.has_cu_seqlens):
                         r, start, end = self._enter(ops, window, d, token + i, r, start, end)
-                    own_id = None
-                    if cutlass.const_expr(config.has_seq_idx):
-                        own_id = identity(ops, b, token + i, Boolean(True))
-                    results = self._results(window, ids, own, own_id, weights, bias)
+                    results = self._results(window, ids, own, own_ids[i], weights, bias)
                     if cutlass.const_expr(config.has_cu_seqlens):
-                        results = [keep(z, belongs(ops, r)) for z in results]
+                        results = [keep(z, is_sequence(ops, r)) for z in results]
                     stored = memory.words_of(results, config.x)
                     at = target + Int64(token + i) * out_pitch
                     memory.store_words(at, stored, i < last - token)
+
+    def _ids(self, ops, b, token):
+        """seq_idx of the next tokens; None where there is none."""
+        if not self.config.has_seq_idx:
+            return [None] * self.config.tile.steps
+        return [identity(ops, b, token + i, Boolean(True)) for i in range(self.config.tile.steps)]
 
     def _load(self, raw, source, pitch, token, last):
         at = source + Int64(token) * pitch
@@ -145,7 +149,7 @@ class ColumnsKernel:
     @cute.jit
     def _enter(self, ops: cutlass.Constexpr, window, d, token, r, start, end):
         """At the first token of a sequence: its state, or zeros, replaces the window."""
-        if token >= end and end < ops.tokens:
+        if (token >= end) & (r < ops.cu_seqlens.shape[0] - 1):
             r, start, end = advance(ops, token, r, start, end)
             for i in cutlass.range_constexpr(self.config.history * self.lanes):
                 window[i] = Float32(0.0)

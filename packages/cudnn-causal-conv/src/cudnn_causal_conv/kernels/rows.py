@@ -14,7 +14,6 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cutlass_dsl import select_
 
 from cudnn_core.formats.kernels.convert import keep
-from cudnn_core.hopper.bits import opaque
 
 from . import arithmetic, memory
 from .config import CHUNK, ELEMENT_BYTES, VECTOR_BYTES
@@ -22,12 +21,12 @@ from .sequences import (
     Operands,
     advance,
     before,
-    belongs,
     bias_bits,
     bias_of,
     copy_final_states,
     find,
     identity,
+    is_sequence,
     weight_bits,
     weights_of,
 )
@@ -101,12 +100,16 @@ class RowsKernel:
         spans += [(place, place.token, place.there) for place in places]
         for i in cutlass.range_constexpr(steps + 1):
             self._load(ops, raw, i, *spans[i])
-        taps = [self._taps(ops, place) for place in (places if self.flat else places[:1])]
+        zero = lane & (units >> 31)
+        taps = [self._taps(ops, place, zero) for place in (places if self.flat else places[:1])]
         self._load_ragged(ops, raw, spans)
+        sequence = None
         for i in cutlass.range_constexpr(steps):
+            if cutlass.const_expr(self.config.has_cu_seqlens):
+                sequence = self._sequence(ops, places[i], sequence)
             history = self._history(ops, raw, i, places[i], lane)
             bits, bias_word = taps[i if self.flat else 0]
-            values = self._values(ops, places[i], history, raw, i, bits, bias_word)
+            values = self._values(ops, places[i], history, raw, i, bits, bias_word, sequence)
             self._store(ops, places[i], values)
 
     def _places(self, ops, warp, lane, units, per_row, channels):
@@ -142,9 +145,12 @@ class RowsKernel:
         ahead = Int64(token) * self.size
         return Place(there, b, d, chunk, token, x_row + ahead, out_row + ahead)
 
-    def _taps(self, ops, place):
-        # Opaque, or a warp would wait for taps that it can keep in uniform registers before it asks for anything else.
-        d = place.d if self.flat else opaque(place.d)
+    def _taps(self, ops, place, zero):
+        """Bits of the taps and the bias. zero: 0, of which the compiler does not know that all lanes have it.
+
+        Without it, a warp would wait for taps that fit its uniform registers before it asks for its tokens.
+        """
+        d = place.d if self.flat else place.d + zero
         return weight_bits(ops, d, place.there), bias_bits(ops, d, place.there)
 
     def _is_full(self, ops, token):
@@ -220,7 +226,7 @@ class RowsKernel:
             words = [held[j] for j in range(len(words))]
         return words
 
-    def _values(self, ops, place, history, raw, i, bits, bias_word):
+    def _values(self, ops, place, history, raw, i, bits, bias_word, sequence):
         """The chunk's 8 results in FP32."""
         config = self.config
         weights, bias = weights_of(bits, config), bias_of(bias_word, config)
@@ -230,7 +236,7 @@ class RowsKernel:
         if config.has_seq_idx:
             return self._of_ids(ops, place, window, weights, bias)
         if config.has_cu_seqlens:
-            return self._of_packed(ops, place, window, weights, bias)
+            return self._of_packed(ops, place, window, weights, bias, *sequence)
         return [self._result(window[k:], weights, bias) for k in range(CHUNK)]
 
     def _result(self, taps, weights, bias):
@@ -251,15 +257,32 @@ class RowsKernel:
             results.append(keep(self._result(taps, weights, bias), own >= 0))
         return results
 
+    def _sequence(self, ops, place, earlier):
+        """`find` for the chunk's first token that exists; along a row from what an earlier chunk is in."""
+        token = cutlass.min(cutlass.max(place.token, Int32(0)), ops.tokens - 1)
+        if earlier is None or self.flat:
+            return find(ops, token)
+        return advance(ops, token, *earlier)
+
     @cute.jit
-    def _of_packed(self, ops: cutlass.Constexpr, place, window: cutlass.Constexpr, weights, bias):
+    def _of_packed(
+        self,
+        ops: cutlass.Constexpr,
+        place,
+        window: cutlass.Constexpr,
+        weights,
+        bias,
+        r,
+        start,
+        end,
+    ):
         """Chunks in which a sequence begins, or just before which one did, take each tap by itself."""
         history = self.config.history
-        r, start, end = find(ops, cutlass.max(place.token, Int32(0)))
         results = cute.make_rmem_tensor(CHUNK, Float32)
-        if (start <= place.token - history) & (end >= place.token + CHUNK):
+        whole = (start <= place.token - history) & (end - CHUNK >= place.token)
+        if whole & is_sequence(ops, r):
             for k in cutlass.range_constexpr(CHUNK):
-                results[k] = keep(self._result(window[k:], weights, bias), belongs(ops, r))
+                results[k] = self._result(window[k:], weights, bias)
         else:
             for k in cutlass.range_constexpr(CHUNK):
                 token = place.token + k
@@ -271,7 +294,7 @@ class RowsKernel:
                         before(ops, r, place.d, offset, place.there), self.config.x
                     )
                     taps.append(_choose(offset >= 0, window[k + j], earlier))
-                results[k] = keep(self._result(taps, weights, bias), belongs(ops, r))
+                results[k] = keep(self._result(taps, weights, bias), is_sequence(ops, r))
         return [results[k] for k in range(CHUNK)]
 
     @cute.jit

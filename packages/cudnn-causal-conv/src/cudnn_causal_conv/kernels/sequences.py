@@ -61,7 +61,7 @@ def boundary(ops: Operands, entry) -> Int32:
 def find(ops: cutlass.Constexpr, t: Int32):
     """(sequence, its first token, the one after its last) that token t belongs to.
 
-    -1 before the first boundary, N after the last: such tokens, which legal boundaries do not leave, are padding.
+    -1 before the first boundary, N after the last: see `is_sequence`.
     """
     low, high = Int32(0), Int32(ops.cu_seqlens.shape[0])
     while low < high:
@@ -73,11 +73,6 @@ def find(ops: cutlass.Constexpr, t: Int32):
     return low - 1, boundary(ops, low - 1), boundary(ops, low)
 
 
-def belongs(ops: Operands, r) -> Boolean:
-    """Whether what `find` gave is a sequence."""
-    return (r >= 0) & (r < ops.cu_seqlens.shape[0] - 1)
-
-
 @cute.jit
 def advance(ops: cutlass.Constexpr, t: Int32, r: Int32, start: Int32, end: Int32):
     """`find` from what it gave for an earlier token; steps over empty sequences."""
@@ -86,6 +81,11 @@ def advance(ops: cutlass.Constexpr, t: Int32, r: Int32, start: Int32, end: Int32
         start = end
         end = boundary(ops, r + 1)
     return r, start, end
+
+
+def is_sequence(ops: Operands, r) -> Boolean:
+    """Whether r is one: results of tokens before the first boundary or after the last are zeros."""
+    return (r >= 0) & (r < ops.cu_seqlens.shape[0] - 1)
 
 
 @cute.jit

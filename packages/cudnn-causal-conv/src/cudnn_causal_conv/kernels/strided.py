@@ -17,13 +17,13 @@ from .sequences import (
     Operands,
     advance,
     before,
-    belongs,
     bias_bits,
     bias_of,
     copy_final_states,
     element,
     find,
     identity,
+    is_sequence,
 )
 
 
@@ -143,6 +143,6 @@ class StridedKernel:
             if config.has_seq_idx:
                 z = keep(z, own[i] >= 0)
             if config.has_cu_seqlens:
-                z = keep(z, belongs(ops, own[i]))
+                z = keep(z, is_sequence(ops, own[i]))
             at = memory.address(ops.out, b, d, first + i)
             memory.store_bits(at, memory.bits_of(z, config.x), config.x, i < ops.tokens - first)

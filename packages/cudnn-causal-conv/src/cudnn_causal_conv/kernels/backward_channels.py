@@ -13,8 +13,8 @@ from . import arithmetic, memory, parts
 from .config import ELEMENT_BYTES
 
 WARPS = 4
-# Spans are multiples of it, and it is one of `depth`.
-GRANULE = 8
+# Spans are multiples of it, and `depth` divides it.
+GRANULE = 16
 # Threads, each of which has its own place in every slot of the ring.
 SLOT = 32 * WARPS
 

@@ -122,6 +122,8 @@ class ChannelColumns:
             t0 = c * place.span
             if b < place.batches and t0 < place.tokens:
                 self._walk(place, taps, x, dout, b, t0, operands, sums)
+        # The launch that adds the splits may begin to wait for the last blocks.
+        cute.arch.griddepcontrol_launch_dependents()
         self._finish(place, partials, sums)
 
     @cute.jit

@@ -13,8 +13,8 @@ from . import arithmetic, memory, parts
 from .config import ELEMENT_BYTES
 
 WARPS = 4
-# Spans are multiples of it, and it is one of `depth`.
-GRANULE = 8
+# Spans are multiples of it, and `depth` divides it.
+GRANULE = 16
 # Threads, each of which has its own place in every slot of the ring.
 SLOT = 32 * WARPS
 
@@ -122,6 +122,8 @@ class ChannelColumns:
             t0 = c * place.span
             if b < place.batches and t0 < place.tokens:
                 self._walk(place, taps, x, dout, b, t0, operands, sums)
+        # The launch that adds the splits may begin to wait for the last blocks.
+        cute.arch.griddepcontrol_launch_dependents()
         self._finish(place, partials, sums)
 
     @cute.jit

@@ -158,6 +158,8 @@ class TokenRows:
                         b = b - 1
                         starts[2] = starts[2] - back[2]
                         low = low - Int32(back[0] & Int64(VECTOR_BYTES - 1))
+        # The launch that adds the splits may begin to wait for the last blocks.
+        cute.arch.griddepcontrol_launch_dependents()
         self._finish(walk, partials, sums)
 
     @cute.jit

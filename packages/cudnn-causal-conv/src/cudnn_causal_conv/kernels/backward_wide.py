@@ -99,6 +99,8 @@ class WideRows:
         for q in cutlass.range(first, cutlass.min(first + share, total), unroll=1):
             where = (q // per_row, channel, q % per_row * TOKENS, tokens)
             self._chunk(operands, shared, shift, where, thread, sums)
+        # The launch that adds the splits may begin to wait for the last blocks.
+        cute.arch.griddepcontrol_launch_dependents()
         self._finish(partials, shared, (split, channel, channels), thread, sums)
 
     @cute.jit

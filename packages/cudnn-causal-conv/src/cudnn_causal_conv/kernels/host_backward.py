@@ -14,21 +14,18 @@ from .config import WIDEST_UNROLLED, BackwardConv, layout_of
 from .host import described, dtypes
 
 # What these kernels are traced from, beside core's own device code.
-DEVICE_CODE = tuple(
-    f"cudnn_causal_conv.kernels.{name}"
-    for name in (
-        "config",
-        "arithmetic",
-        "memory",
-        "launch",
-        "parts",
-        "backward",
-        "backward_channels",
-        "backward_states",
-        "backward_tokens",
-        "backward_wide",
-        "reduce",
-    )
+DEVICE_CODE = (
+    "cudnn_causal_conv.kernels.config",
+    "cudnn_causal_conv.kernels.arithmetic",
+    "cudnn_causal_conv.kernels.memory",
+    "cudnn_causal_conv.kernels.launch",
+    "cudnn_causal_conv.kernels.parts",
+    "cudnn_causal_conv.kernels.backward",
+    "cudnn_causal_conv.kernels.backward_channels",
+    "cudnn_causal_conv.kernels.backward_states",
+    "cudnn_causal_conv.kernels.backward_tokens",
+    "cudnn_causal_conv.kernels.backward_wide",
+    "cudnn_causal_conv.kernels.reduce",
 )
 
 

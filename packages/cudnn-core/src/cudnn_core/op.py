@@ -122,7 +122,7 @@ def launcher(
                 seen = list(tensors)
                 for index, stride in restrided.items():
                     seen[index] = adapter.restride(seen[index], stride)
-                plain(seen, stream)
+                plain(tuple(seen), stream)
 
     scratch = tuple(
         adapter.allocator(workspace.describe(problem.device), 0.0 if workspace.zeroed else None)
@@ -153,7 +153,7 @@ def without_absent(
         for index, name in absent:
             if tensors[index] is not None:
                 raise ValueError(mismatch(name, UNDECLARED, "a tensor"))
-        launch([tensors[index] for index in present], stream)
+        launch(tuple([tensors[index] for index in present]), stream)
 
     return launch_present
 
@@ -406,16 +406,18 @@ class OpClass(APIBase):
         self._ensure_support_checked()
         self._engine.scalars(self._problem)  # a margin that leaves no block is an error now
         self._executable = executable_of(self._engine, self._problem)
-        # What the executable itself does not check: the rank of scalars, and scale factors against their matrix.
+        operands = list(enumerate(zip(self.op.contract.operands, self._descs, strict=True)))
+        # What the executable itself does not check: scale factors against their matrix.
         self._unchecked = [
-            index
-            for index, (operand, desc) in enumerate(
-                zip(self.op.contract.operands, self._descs, strict=True)
-            )
-            if desc is not None and not isinstance(operand, Matrix)
+            (index, tuple(desc.shape))
+            for index, (operand, desc) in operands
+            if desc is not None and not isinstance(operand, (Matrix, ScalarTensor))
         ]
-        self._shapes = [
-            full_shape(self.op.contract.operands[i], self._descs[i]) for i in self._unchecked
+        # What it knows in one rank only.
+        self._ranked = [
+            (index, full_shape(operand, desc))
+            for index, (operand, desc) in operands
+            if desc is not None and isinstance(operand, ScalarTensor)
         ]
         self._expected = tuple(
             None if d is None else (tuple(d.shape), canonical_stride(d.shape, d.stride), d.dtype)
@@ -424,18 +426,20 @@ class OpClass(APIBase):
         self._is_compiled = True
 
     def _run(self, tensors: tuple[Any, ...], stream: Any) -> None:
-        launch = self._launchers.get(type(tensors[0]))
-        if launch is None:
-            launch = self._launcher(tensors)
+        launch = self._launchers.get(type(tensors[0])) or self._launcher(tensors)
         try:
-            if [tensors[i].shape for i in self._unchecked] != self._shapes:
-                tensors = self._full_rank(tensors)
+            for index, shape in self._unchecked:
+                if tensors[index].shape != shape:
+                    self._verify(tensors)
             launch(tensors, stream)
         except (AttributeError, TypeError, ValueError):
             # A refusal by the executable, or an absent tensor: told in the contract's words.
             self._verify(tensors)
             explain(self.op, tensors)
-            raise
+            seen = self._full_rank(tensors)
+            if seen is tensors:
+                raise
+            launch(seen, stream)
 
     def _launcher(self, tensors: tuple[Any, ...]) -> Callable[[Sequence[Any], Any], None]:
         """The way to the executable for arrays of one type, remembered. JAX arrays cannot be written."""
@@ -461,13 +465,12 @@ class OpClass(APIBase):
         return launch
 
     def _full_rank(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-        """`tensors` with scalars seen in their full rank; ValueError if an extent differs."""
-        self._verify(tensors)
+        """Verified `tensors` with scalars seen in their full rank; the same object if they have it."""
         seen = list(tensors)
-        for index, shape in zip(self._unchecked, self._shapes, strict=True):
+        for index, shape in self._ranked:
             if tuple(seen[index].shape) != shape:
                 seen[index] = seen[index].reshape(shape)
-        return tuple(seen)
+        return tensors if all(x is y for x, y in zip(seen, tensors, strict=True)) else tuple(seen)
 
     def _verify(self, tensors: Sequence[Any]) -> None:
         """ValueError unless every tensor has its sample's metadata."""

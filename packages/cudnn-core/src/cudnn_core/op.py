@@ -19,7 +19,7 @@ from . import doors
 from .adapters import adapter_of, common
 from .adapters.base import Adapter
 from .api_base import APIBase, check_buffers_disjoint
-from .contract import Array, Contract, Matrix, Operand, Problem, ScalarTensor
+from .contract import Array, Contract, Matrix, Problem, ScalarTensor
 from .dtypes import DType
 from .engine import Engine, select
 from .errors import mismatch
@@ -118,8 +118,8 @@ class Prepared:
         try:
             self.launch((*inputs, *made), stream)
         except (TypeError, ValueError):
-            operands = (operand for operand, _ in present_operands(self.op, self.problem))
-            explain(self.op, dict(zip(operands, (*inputs, *made), strict=True)))
+            present = iter((*inputs, *made))
+            explain(self.op, [None if d is None else next(present) for d in self.problem.descs])
             raise
         for index in self.mutated:
             self.adapter.written(inputs[index])
@@ -181,7 +181,7 @@ def launcher(
                 seen = list(tensors)
                 for index, stride in restrided.items():
                     seen[index] = adapter.restride(seen[index], stride)
-                plain(seen, stream)
+                plain(tuple(seen), stream)
 
     scratch = tuple(
         adapter.allocator(workspace.describe(problem.device), 0.0 if workspace.zeroed else None)
@@ -215,7 +215,7 @@ def without_absent(
         for index, name in absent:
             if tensors[index] is not None:
                 raise ValueError(mismatch(name, UNDECLARED, "a tensor"))
-        launch([tensors[index] for index in present], stream)
+        launch(tuple([tensors[index] for index in present]), stream)
 
     return launch_present
 
@@ -243,13 +243,14 @@ def fill_empty(op: Op, adapter: Adapter, problem: Problem, tensors: Sequence[Any
             adapter.zero(x)
 
 
-def explain(op: Op, given: Mapping[Operand, Any]) -> None:
+def explain(op: Op, tensors: Sequence[Any]) -> None:
     """After an executable refused its arguments: the same refusal in the contract's words, where it has them."""
-    adapter, device = common({operand.name: x for operand, x in given.items()}, op.short_name)
+    names = [operand.name for operand in op.contract.operands]
+    adapter, device = common(dict(zip(names, tensors, strict=True)), op.short_name)
     if device.type == "cpu":
         return  # the reference engine takes any address
-    for operand, x in given.items():
-        pointer = adapter.data_pointer(x)
+    for operand, x in zip(op.contract.operands, tensors, strict=True):
+        pointer = 0 if x is None else adapter.data_pointer(x)
         if pointer % 16 and not isinstance(operand, ScalarTensor | Array):
             expected = "a base address aligned to 16 bytes"
             raise ValueError(mismatch(operand.name, expected, f"address {pointer:#x}"))
@@ -533,16 +534,18 @@ class OpClass(APIBase):
         self._ensure_support_checked()
         self._engine.scalars(self._problem)  # a margin that leaves no block is an error now
         self._executable = executable_of(self._engine, self._problem)
-        # What the executable itself does not check: the rank of scalars, and scale factors against their matrix.
+        operands = list(enumerate(zip(self.op.contract.operands, self._descs, strict=True)))
+        # What the executable itself does not check: scale factors against their matrix.
         self._unchecked = [
-            index
-            for index, (operand, desc) in enumerate(
-                zip(self.op.contract.operands, self._descs, strict=True)
-            )
-            if desc is not None and not isinstance(operand, Matrix)
+            (index, tuple(desc.shape))
+            for index, (operand, desc) in operands
+            if desc is not None and not isinstance(operand, (Matrix, ScalarTensor))
         ]
-        self._shapes = [
-            full_shape(self.op.contract.operands[i], self._descs[i]) for i in self._unchecked
+        # What it knows in one rank only.
+        self._ranked = [
+            (index, full_shape(operand, desc))
+            for index, (operand, desc) in operands
+            if desc is not None and isinstance(operand, ScalarTensor)
         ]
         self._expected = tuple(
             None if d is None else (tuple(d.shape), canonical_stride(d.shape, d.stride), d.dtype)
@@ -551,19 +554,20 @@ class OpClass(APIBase):
         self._is_compiled = True
 
     def _run(self, tensors: tuple[Any, ...], stream: Any) -> None:
-        launch = self._launchers.get(type(tensors[0]))
-        if launch is None:
-            launch = self._launcher(tensors)
+        launch = self._launchers.get(type(tensors[0])) or self._launcher(tensors)
         try:
-            if [tensors[i].shape for i in self._unchecked] != self._shapes:
-                tensors = self._full_rank(tensors)
+            for index, shape in self._unchecked:
+                if tensors[index].shape != shape:
+                    self._verify(tensors)
             launch(tensors, stream)
         except (AttributeError, TypeError, ValueError):
             # A refusal by the executable, or an absent tensor: told in the contract's words.
             self._verify(tensors)
-            given = zip(self.op.contract.operands, tensors, strict=True)
-            explain(self.op, {operand: x for operand, x in given if x is not None})
-            raise
+            explain(self.op, tensors)
+            seen = self._full_rank(tensors)
+            if seen is tensors:
+                raise
+            launch(seen, stream)
 
     def _launcher(self, tensors: tuple[Any, ...]) -> Callable[[Sequence[Any], Any], None]:
         """The way to the executable for arrays of one type, remembered. JAX arrays cannot be written."""
@@ -590,13 +594,12 @@ class OpClass(APIBase):
         return launch
 
     def _full_rank(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-        """`tensors` with scalars seen in their full rank; ValueError if an extent differs."""
-        self._verify(tensors)
+        """Verified `tensors` with scalars seen in their full rank; the same object if they have it."""
         seen = list(tensors)
-        for index, shape in zip(self._unchecked, self._shapes, strict=True):
+        for index, shape in self._ranked:
             if tuple(seen[index].shape) != shape:
                 seen[index] = seen[index].reshape(shape)
-        return tuple(seen)
+        return tensors if all(x is y for x, y in zip(seen, tensors, strict=True)) else tuple(seen)
 
     def _verify(self, tensors: Sequence[Any]) -> None:
         """ValueError unless every tensor has its sample's metadata."""

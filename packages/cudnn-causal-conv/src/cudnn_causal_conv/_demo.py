@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from cudnn_causal_conv import conv1d, conv1d_backward, conv1d_update
+from cudnn_causal_conv import backward, conv1d, update
 from cudnn_core.cli.places import Place
 from cudnn_core.cli.protocol import Case, FeedForward, Trial, engine_of
 
@@ -26,12 +26,12 @@ def cases(place: Place, block: FeedForward | None) -> Iterator[Case]:
         work = 2.0 * WIDTH * b * d * t
         shape = f"{b}x{d}x{t}"
         yield _case(conv1d.OP, shape, dtype, work, {"y": error}, partial(_forward, place, dtype))
-        gradients = {"dx": error, "dweight": max(error, 1e-5)}
+        gradients = {"dx": error, "dw": max(error, 1e-5)}
         yield _case(
-            conv1d_backward.OP, shape, dtype, 3 * work, gradients, partial(_backward, place, dtype)
+            backward.OP, shape, dtype, 3 * work, gradients, partial(_backward, place, dtype)
         )
         yield _case(
-            conv1d_update.OP,
+            update.OP,
             f"{d}x{d}",
             dtype,
             2.0 * WIDTH * d * d,
@@ -109,14 +109,15 @@ def _backward(place: Place, dtype: str) -> Trial:
     backs = [
         (dz[:, :, back:] * wide[:, :, : z.shape[2] - back]).sum((0, 2)) for back in range(WIDTH)
     ]
-    exact["dweight"] = np.stack(backs[::-1], axis=1)
+    exact["dw"] = np.stack(backs[::-1], axis=1)
 
     def judge(made: Mapping[str, Any]) -> dict[str, float]:
-        return {name: _error(_wide(place, made[name]), value) for name, value in exact.items()}
+        got = {"dx": made["dx"], "dw": made["dweight"]}
+        return {name: _error(_wide(place, got[name]), value) for name, value in exact.items()}
 
     inputs = (x, weight, None, None, None, None, dout, None)
-    engine = engine_of(conv1d_backward.OP, inputs, ("silu",))
-    call = partial(conv1d_backward.causal_conv1d_backward, dout, x, weight, None, "silu")
+    engine = engine_of(backward.OP, inputs, ("silu",))
+    call = partial(backward.causal_conv1d_backward, dout, x, weight, None, "silu")
     return Trial(engine, call, judge)
 
 
@@ -133,6 +134,6 @@ def _update(place: Place, dtype: str) -> Trial:
         moved = _error(_wide(place, state), history[:, :, 1:])
         return {"y": _error(_wide(place, y), exact), "state": moved}
 
-    engine = engine_of(conv1d_update.OP, (x, state, weight, None, None, None), ("silu",))
-    call = partial(conv1d_update.causal_conv1d_update, x, state, weight, None, "silu")
+    engine = engine_of(update.OP, (x, state, weight, None, None, None), ("silu",))
+    call = partial(update.causal_conv1d_update, x, state, weight, None, "silu")
     return Trial(engine, call, judge)

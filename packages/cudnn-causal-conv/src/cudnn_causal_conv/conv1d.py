@@ -16,7 +16,7 @@ from cudnn_core.errors import mismatch
 from cudnn_core.op import Op
 from cudnn_core.plan import Plan
 
-from . import conv1d_backward
+from . import backward
 from .operands import FLOATS, FULL_SEQUENCE, activation, full_sequence_operands, why_not_float64
 
 __all__ = ["causal_conv1d"]
@@ -33,7 +33,7 @@ def _wants_states(attributes: Mapping[str, Any], dtypes: Mapping[str, str]) -> b
 
 
 CONTRACT = Contract(
-    "causal-conv/conv1d",
+    "conv/conv1d",
     operands=(
         *full_sequence_operands(),
         Array(
@@ -102,7 +102,7 @@ OP = Op(
     namespace="cudnn_causal_conv",
     short_name="causal_conv1d",
     examples=examples,
-    backward=conv1d_backward.OP,
+    backward=backward.OP,
     keeps_operands=True,
 )
 

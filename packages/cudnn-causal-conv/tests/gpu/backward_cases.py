@@ -41,7 +41,7 @@ def config_of(named: dict, activation: str, dx) -> BackwardConv:
 def executable(config):
     from cudnn_core import cache
 
-    plan = Plan("causal-conv/backward", "hopper", "sm_90a", config)
+    plan = Plan("conv/backward", "hopper", "sm_90a", config)
     return cache.get(source_backward(plan)).call
 
 

@@ -10,7 +10,7 @@ from cudnn_core.testing.precompile import compile_plans, plan_of
 from cudnn_core.testing.tiers import why_no_hopper
 
 FORWARD, BACKWARD, UPDATE = (
-    f"cudnn_causal_conv.{stem}" for stem in ("conv1d", "conv1d_backward", "conv1d_update")
+    f"cudnn_causal_conv.{stem}" for stem in ("conv1d", "backward", "update")
 )
 
 # torch and JAX share one device here; read when JAX first touches it.

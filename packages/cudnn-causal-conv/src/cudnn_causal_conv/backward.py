@@ -28,7 +28,7 @@ def _has_states(attributes: Mapping[str, Any], dtypes: Mapping[str, str]) -> boo
 
 
 CONTRACT = Contract(
-    "causal-conv/conv1d_backward",
+    "conv/backward",
     operands=(
         *full_sequence_operands(),
         Array("dout", ("B", "D", "T"), dtypes=FLOATS),

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch.library import opcheck
 
-from cudnn_core.doors import torch_op
+from cudnn_core.doors import torch_autograd, torch_op
 from cudnn_core.testing.channels import BACKWARD, OP, STORE, channels
 
 
@@ -102,8 +102,6 @@ def test_gradients_are_prepared_once_for_each_layout():
 
 
 def test_layouts_of_gradients_are_remembered_within_a_bound():
-    from cudnn_core.doors import torch_autograd
-
     OP.forget()
     tensors = operands()
     y, _ = channels(*tensors)
@@ -112,6 +110,51 @@ def test_layouts_of_gradients_are_remembered_within_a_bound():
         torch.autograd.grad(y, wanted(tensors), dout, retain_graph=True)
     (prepared,) = OP._prepared.values()
     assert len(prepared.gradient.tape.backwards) <= torch_autograd.REMEMBERED
+
+
+def test_known_tensors_are_those_of_equal_metadata():
+    x, w = torch.randn(2, 3, 6), torch.randn(3)
+    same = torch_autograd.recognizer((x, w))
+    if same is None:
+        pytest.skip("this torch has no guards")
+    assert same(x, w) and same(torch.randn(2, 3, 6), w.clone())
+    with torch.no_grad():
+        assert same(x, w)
+    others = (
+        x[:, :, :5],
+        x.double(),
+        x.transpose(0, 1),
+        x.to("meta"),
+        torch.randn(2, 6, 3).transpose(1, 2),
+        torch.nn.Parameter(x),
+    )
+    assert not any(same(other, w) for other in others)
+
+
+def test_gradients_without_guards(monkeypatch):
+    """Another torch may lack what the quick look is made of."""
+    monkeypatch.setattr(torch_autograd, "recognizer", lambda tensors: None)
+    OP.forget()
+    tensors = operands()
+    y, _ = channels(*tensors)
+    first, second = (
+        torch.autograd.grad(y.sum(), wanted(tensors), retain_graph=True) for _ in range(2)
+    )
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_gradients_of_changing_layouts_are_right_after_each_other():
+    tensors = operands()
+    y, _ = channels(*tensors)
+    dense = torch.randn(2, 3, 6).double()
+    wide = torch.zeros(2, 3, 9).double()
+    wide[:, :, 2:8] = dense
+    expected = torch.autograd.grad(y, wanted(tensors), dense, retain_graph=True)
+    for dout in (dense, dense, wide[:, :, 2:8], dense, wide[:, :, 2:8], wide[:, :, 2:8]) * 3:
+        got = torch.autograd.grad(y, wanted(tensors), dout, retain_graph=True)
+        for one, other in zip(got, expected, strict=True):
+            assert torch.equal(one, other)
 
 
 def test_opcheck():

@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch.library import opcheck
 
+from cudnn_core.adapters.torch import ADAPTER
 from cudnn_core.doors import torch_autograd, torch_op
 from cudnn_core.testing.channels import BACKWARD, OP, STORE, channels
 
@@ -114,7 +115,7 @@ def test_layouts_of_gradients_are_remembered_within_a_bound():
 
 def test_known_tensors_are_those_of_equal_metadata():
     x, w = torch.randn(2, 3, 6), torch.randn(3)
-    same = torch_autograd.recognizer((x, w))
+    same = ADAPTER.recognizer((x, w))
     if same is None:
         pytest.skip("this torch has no guards")
     assert same(x, w) and same(torch.randn(2, 3, 6), w.clone())
@@ -133,7 +134,7 @@ def test_known_tensors_are_those_of_equal_metadata():
 
 def test_gradients_without_guards(monkeypatch):
     """Another torch may lack what the quick look is made of."""
-    monkeypatch.setattr(torch_autograd, "recognizer", lambda tensors: None)
+    monkeypatch.setattr(type(ADAPTER), "recognizer", lambda self, tensors: None)
     OP.forget()
     tensors = operands()
     y, _ = channels(*tensors)
@@ -155,6 +156,34 @@ def test_gradients_of_changing_layouts_are_right_after_each_other():
         got = torch.autograd.grad(y, wanted(tensors), dout, retain_graph=True)
         for one, other in zip(got, expected, strict=True):
             assert torch.equal(one, other)
+
+
+def test_the_latest_call_is_known_only_when_it_is_the_same():
+    """Values are right whatever the order of presences, options, layouts and modes."""
+    OP.forget()
+    x, weight, offset, _ = operands()
+    bounds = torch.tensor([0, 2, 6], dtype=torch.int32)
+    calls = [
+        (x, weight, None, None, "plus", False),
+        (x, weight, offset, None, "plus", False),
+        (x, weight, offset, None, "minus", False),
+        (x[:1], weight, None, bounds, "plus", True),
+        (x.transpose(0, 1).contiguous().transpose(0, 1), weight, None, None, "plus", False),
+        (x.detach(), weight.detach(), None, None, "plus", False),
+    ]
+    sign = {"plus": 1, "minus": -1}
+    for first in calls:
+        for second in calls:
+            for call in (first, first, second, first):
+                y, totals = channels(*call)
+                expected = sign[call[4]] * call[0] * weight[:, None]
+                expected = expected if call[2] is None else expected + offset[:, None]
+                assert torch.equal(y, expected)
+                assert y.requires_grad == call[0].requires_grad
+                assert (totals is None) == (not call[5])
+    assert OP._looks == 0
+    with torch.no_grad():
+        assert channels(*calls[0])[0].grad_fn is None
 
 
 def test_opcheck():

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,18 @@ class TorchAdapter(Adapter):
                 for x in arrays
             ]
         )
+
+    def recognizer(self, arrays: Sequence[Any]) -> Callable[..., bool] | None:
+        # What torch's compiler guards its graphs with; not public, so another torch may lack it.
+        try:
+            guards = torch._C._dynamo.guards.TensorGuards(
+                *arrays,
+                dynamic_dims_sizes=[list(x.shape) for x in arrays],
+                dynamic_dims_strides=[list(x.stride()) for x in arrays],
+            )
+            return guards.check if guards.check(*arrays) else None
+        except (AttributeError, TypeError, RuntimeError):
+            return None
 
     def device(self, x: Any) -> Device:
         return _device(x.device)

@@ -47,6 +47,7 @@ class _Tape:
         self.single = len(prepared.made) == 1
         self.made = prepared.made
         self.key = prepared.adapter.key
+        self.recognizer = prepared.adapter.recognizer
         self.op = op.backward
         self.attributes = op.attributes_of_backward(dict(problem.signature.attributes))
         self.backwards: dict[Any, Prepared] = {}
@@ -76,7 +77,7 @@ class _Tape:
             prepared = self.backwards[key] = self.op.prepare(self.full(tensors), self.attributes)
         if self.chances:
             self.chances -= 1
-            same = recognizer(tensors)
+            same = self.recognizer(tensors)
             self.recent = None if same is None else (same, prepared)
         made = prepared.run([x for x in tensors if x is not None])
         return (None, *[None if at is None else made[at] for at in self.places])
@@ -85,23 +86,6 @@ class _Tape:
         """The operands of the backward op in contract order."""
         given = iter(tensors)
         return [next(given) if there else None for there in self.given]
-
-
-def recognizer(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
-    """same(*tensors): whether others have the types, dtypes, shapes, strides and devices of these, at a fraction of a
-    key's cost: what torch's compiler guards its graphs with. False may also mean another mode of torch.
-
-    None where torch has none; it is not public.
-    """
-    try:
-        guards = torch._C._dynamo.guards.TensorGuards(
-            *tensors,
-            dynamic_dims_sizes=[list(x.shape) for x in tensors],
-            dynamic_dims_strides=[list(x.stride()) for x in tensors],
-        )
-        return guards.check if guards.check(*tensors) else None
-    except (AttributeError, TypeError, RuntimeError):
-        return None
 
 
 class _Call(torch.autograd.Function):

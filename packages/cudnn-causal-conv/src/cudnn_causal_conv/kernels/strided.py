@@ -111,7 +111,7 @@ class StridedKernel:
         token, at = base + place, place % CHUNK
         bits = element(ops, b, d, token, (token >= 0) & (token < ops.tokens))
         if self.config.has_initial and not self.config.has_cu_seqlens:
-            bits = bits | before(ops, b, d, token, token < 0)
+            bits = bits | before(ops, b, d, token, token < 0)[0]
         ring[at] = memory.float_of(bits, self.config.x)
         if self.config.has_seq_idx:
             ids[at] = identity(ops, b, token, Boolean(True))
@@ -129,7 +129,8 @@ class StridedKernel:
                 value = keep(value, ids[(i + k) % CHUNK] == own[i])
             if config.has_cu_seqlens:
                 offset = first + i - config.history + base + k - starts[i]
-                earlier = memory.float_of(before(ops, own[i], d, offset, Boolean(True)), config.x)
+                (earlier,) = before(ops, own[i], d, offset, Boolean(True))
+                earlier = memory.float_of(earlier, config.x)
                 value = Float32(select_(offset >= 0, value, earlier))
             sums[i] = arithmetic.fma(weight, value, sums[i])
 

@@ -13,6 +13,7 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint32
 
 from . import arithmetic, memory, parts
 from .config import ELEMENT_BYTES
+from .reduce import Totals, settle
 
 WARPS = 4
 # Spans are multiples of it, and `depth` divides it.
@@ -93,11 +94,37 @@ class ChannelColumns:
 
     @cute.jit
     def launch(
-        self, x, weight, bias, ids, bounds, initial, dout, dfinal, dx, partials, splits, stream
+        self,
+        x,
+        weight,
+        bias,
+        ids,
+        bounds,
+        initial,
+        dout,
+        dfinal,
+        dx,
+        dweight,
+        dbias,
+        partials,
+        splits,
+        stream,
     ):
         tiles = (x.shape[1] + self.tile - 1) // self.tile
         self._kernel(
-            x, weight, bias, ids, bounds, initial, dout, dfinal, dx, partials, splits
+            x,
+            weight,
+            bias,
+            ids,
+            bounds,
+            initial,
+            dout,
+            dfinal,
+            dx,
+            dweight,
+            dbias,
+            partials,
+            splits,
         ).launch(
             grid=[tiles * splits, 1, 1],
             block=[32 * WARPS, 1, 1],
@@ -118,6 +145,8 @@ class ChannelColumns:
         dout: cute.Tensor,
         dfinal,
         dx: cute.Tensor,
+        dweight: cute.Tensor,
+        dbias,
         partials: cute.Tensor,
         splits: Int32,
     ):
@@ -136,7 +165,7 @@ class ChannelColumns:
                 self._walk(place, taps, x, dout, b, t0, operands, sums)
         # The launch that adds the splits may begin to wait for the last blocks.
         cute.arch.griddepcontrol_launch_dependents()
-        self._finish(place, partials, sums)
+        self._finish(place, Totals(dweight, dbias, partials, splits), sums)
 
     @cute.jit
     def _walk(self, place, taps, x, dout, b, t0, operands, sums):
@@ -411,7 +440,7 @@ class ChannelColumns:
                     parts.put(dx.element_type, at, values[i])
 
     @cute.jit
-    def _finish(self, place, partials, sums):
+    def _finish(self, place, totals, sums):
         """Sums over the warps of a block, in order."""
         each, tile = self.each, self.tile
         size = self.rows * tile
@@ -432,7 +461,7 @@ class ChannelColumns:
                 for w in cutlass.range_constexpr(1, WARPS):
                     total = arithmetic.add(total, shared[w * size + at])
                 where = (place.split, at // tile, channel)
-                parts.put_partial(partials, total, *where, self.rows, place.channels)
+                settle(totals, total, *where, self.rows)
 
 
 class Sight:

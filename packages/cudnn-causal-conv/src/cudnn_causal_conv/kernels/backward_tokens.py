@@ -16,6 +16,7 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint32
 from . import arithmetic, memory, parts
 from .config import CHUNK as TOKENS
 from .config import ELEMENT_BYTES, VECTOR_BYTES
+from .reduce import Totals, settle
 
 WARPS = 4
 
@@ -85,6 +86,8 @@ class TokenRows:
         dout,
         dfinal,
         dx,
+        dweight,
+        dbias,
         partials,
         splits,
         lanes,
@@ -94,7 +97,21 @@ class TokenRows:
         rows = WARPS * (32 // lanes)
         tiles = (x.shape[1] + rows - 1) // rows
         self._kernel(
-            x, weight, bias, ids, bounds, initial, dout, dfinal, dx, partials, splits, lanes, spare
+            x,
+            weight,
+            bias,
+            ids,
+            bounds,
+            initial,
+            dout,
+            dfinal,
+            dx,
+            dweight,
+            dbias,
+            partials,
+            splits,
+            lanes,
+            spare,
         ).launch(
             grid=[tiles * splits, 1, 1],
             block=[32 * WARPS, 1, 1],
@@ -115,6 +132,8 @@ class TokenRows:
         dout: cute.Tensor,
         dfinal,
         dx: cute.Tensor,
+        dweight: cute.Tensor,
+        dbias,
         partials: cute.Tensor,
         splits: Int32,
         lanes: Int32,
@@ -141,7 +160,7 @@ class TokenRows:
         self._walk(walk, taps, operands, walk.end + warm - 1, chunks, warm, sums, carry)
         # The launch that adds the splits may begin to wait for the last blocks.
         cute.arch.griddepcontrol_launch_dependents()
-        self._finish(walk, partials, sums)
+        self._finish(walk, Totals(dweight, dbias, partials, splits), sums)
 
     @cute.jit
     def _walk(self, walk, taps, operands, start, chunks, warm, sums, carry):
@@ -451,7 +470,7 @@ class TokenRows:
         parts.put(dx.element_type, target + Int64(t) * step, value)
 
     @cute.jit
-    def _finish(self, walk, partials, sums):
+    def _finish(self, walk, totals, sums):
         """Sums over the lanes of a row, in a fixed tree; the first lane writes them."""
         rows = self.config.width + (self.config.bias is not None)
         for j in cutlass.range_constexpr(rows):
@@ -460,7 +479,7 @@ class TokenRows:
                 other = cute.arch.shuffle_sync_bfly(total, distance)
                 total = parts.choose(distance < walk.lanes, arithmetic.add(total, other), total)
             if walk.lane == 0 and walk.exists:
-                parts.put_partial(partials, total, walk.split, j, walk.channel, rows, walk.channels)
+                settle(totals, total, walk.split, j, walk.channel, rows)
 
 
 class Masks:

@@ -12,7 +12,7 @@ from cutlass import Boolean, Int32, Int64
 
 from .backward_channels import ChannelColumns
 from .backward_states import InitialStates, Names
-from .backward_tokens import TokenRows, lanes_of
+from .backward_tokens import TokenRows, fold_of
 from .backward_wide import WideInitialStates, WideRows
 from .config import CHUNK, VECTOR_BYTES, WIDEST_UNROLLED
 from .launch import address_of, fake, multiple, steps_of
@@ -96,7 +96,7 @@ class Backward:
         if cutlass.const_expr(isinstance(self.scalar, TokenRows)):
             rows = [address_of(named["x"]), *steps_of(named["x"], 0, 1)]
             spare = Int32(0) if multiple(rows, VECTOR_BYTES) else Int32(CHUNK - 1)
-            operands += [lanes_of(tokens), spare]
+            operands += [fold_of(tokens), spare]
         if cutlass.const_expr(self.vector is None):
             self.scalar.launch(*operands, stream)
         else:

@@ -28,11 +28,9 @@ class Place:
     def __init__(self, kernel, x, splits):
         self.batches, self.channels, self.tokens = x.shape
         thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
+        tile, self.split, _ = cute.arch.block_idx()
         self.thread, self.lane, self.warp = thread, thread % 32, thread // 32
-        tiles = (self.channels + kernel.tile - 1) // kernel.tile
-        self.split = block // tiles
-        self.tile = block % tiles * kernel.tile
+        self.tile = tile * kernel.tile
         first = self.tile + self.lane * kernel.each
         self.exists = first < self.channels
         last = self.channels - 1
@@ -126,7 +124,7 @@ class ChannelColumns:
             partials,
             splits,
         ).launch(
-            grid=[tiles * splits, 1, 1],
+            grid=[tiles, splits, 1],
             block=[32 * WARPS, 1, 1],
             min_blocks_per_mp=self.blocks_per_sm,
             preferred_smem_carveout=self.carveout,

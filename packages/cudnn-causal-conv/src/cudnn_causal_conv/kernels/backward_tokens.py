@@ -18,31 +18,36 @@ from .config import CHUNK as TOKENS
 from .config import ELEMENT_BYTES, VECTOR_BYTES
 from .reduce import Totals, settle
 
-WARPS = 4
-
 
 class Walk:
     """Where this thread is: its channel, its place among the lanes of a row, its warp's chunks."""
 
-    def __init__(self, x, splits, lanes, spare):
+    def __init__(self, warps, x, splits, fold, spare, margin):
         self.batches, self.channels, self.tokens = x.shape
-        self.lanes, self.spare = lanes, spare
+        # What costs nothing to compute again need not wait in registers: no division.
+        self.lanes, self.spare = Int32(1) << fold, spare
         thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
+        tile, self.split, _ = cute.arch.block_idx()
         lane = thread % 32
-        self.lane = lane % lanes
-        self.peer = (lane - self.lane) + (self.lane + 1) % lanes
-        rows = 32 // lanes
-        tiles = (self.channels + WARPS * rows - 1) // (WARPS * rows)
-        self.split = block // tiles
-        row = (block % tiles * WARPS + thread // 32) * rows + lane // lanes
+        self.lane = lane & (self.lanes - 1)
+        self.peer = (lane - self.lane) + ((self.lane + 1) & (self.lanes - 1))
+        row = (tile * warps + thread // 32) * (Int32(32) >> fold) + (lane >> fold)
         self.exists = row < self.channels
         # Lanes without a channel keep the warp whole; they store nothing.
         self.channel = cutlass.min(row, self.channels - 1)
-        self.step, self.own = lanes * TOKENS, self.lane * TOKENS
+        self.step, self.own = self.lanes * TOKENS, self.lane * TOKENS
         self.per_row = (self.tokens + spare + self.step - 1) // self.step
+        # The chunks of a row whose tokens all exist, `margin` of them after the chunk too.
+        self.plain_first = cutlass.min(spare, 1)
+        self.plain_end = cutlass.max(self.tokens - margin, 0) // self.step
         total = self.batches * self.per_row
         share = (total + splits - 1) // splits
+        # Whole rows where there are several: no chunk is computed twice.
+        share = parts.choose(
+            share > self.per_row,
+            (share + self.per_row - 1) // self.per_row * self.per_row,
+            share,
+        )
         self.first = cutlass.min(self.split * share, total)
         self.end = cutlass.min(self.first + share, total)
 
@@ -57,10 +62,18 @@ class TokenRows:
     """vector: 16-byte copies, `depth` - 1 chunks ahead; otherwise element by element, at any strides."""
 
     def __init__(
-        self, config, vector: bool, depth: int = 3, blocks_per_sm: int = 0, group: int = 4
+        self,
+        config,
+        vector: bool,
+        warps: int = 2,
+        depth: int = 3,
+        group: int = 4,
+        blocks_per_sm: int = 0,
     ):
         self.config, self.vector = config, vector
-        self.depth = depth if vector else 1
+        self.warps, self.depth = warps, depth if vector else 1
+        # Of a ring's slot: 16 bytes of each thread, of which a short halo leaves some empty.
+        self.piece = VECTOR_BYTES * 32 * warps
         self.blocks_per_sm = blocks_per_sm
         # Tokens whose gradients are computed side by side.
         self.group = group
@@ -72,7 +85,7 @@ class TokenRows:
         size = ELEMENT_BYTES[config.x]
         # A thread's bytes of a chunk: own inputs, inputs before them, gradients of outputs.
         self.sizes = (TOKENS * size, self.halo * size, TOKENS * size)
-        self.slot = sum(self.sizes) * 32 * WARPS
+        self.slot = sum(-(-size // VECTOR_BYTES) for size in self.sizes) * self.piece
 
     @cute.jit
     def launch(
@@ -90,11 +103,11 @@ class TokenRows:
         dbias,
         partials,
         splits,
-        lanes,
+        fold,
         spare,
         stream,
     ):
-        rows = WARPS * (32 // lanes)
+        rows = Int32(32 * self.warps) >> fold
         tiles = (x.shape[1] + rows - 1) // rows
         self._kernel(
             x,
@@ -110,11 +123,11 @@ class TokenRows:
             dbias,
             partials,
             splits,
-            lanes,
+            fold,
             spare,
         ).launch(
-            grid=[tiles * splits, 1, 1],
-            block=[32 * WARPS, 1, 1],
+            grid=[tiles, splits, 1],
+            block=[32 * self.warps, 1, 1],
             min_blocks_per_mp=self.blocks_per_sm,
             preferred_smem_carveout=self.carveout,
             stream=stream,
@@ -136,12 +149,13 @@ class TokenRows:
         dbias,
         partials: cute.Tensor,
         splits: Int32,
-        lanes: Int32,
+        fold: Int32,
         spare: Int32,
     ):
-        """spare: the largest skew of a row of x."""
+        """fold: log2 of the lanes that share a row. spare: the largest skew of a row of x."""
         config = self.config
-        walk = Walk(x, splits, lanes, spare)
+        margin = self.history if dfinal is not None else 0
+        walk = Walk(self.warps, x, splits, fold, spare, margin)
         taps = parts.Taps(config, weight, bias, walk.channel)
         sums = cute.make_rmem_tensor(config.width + 1, Float32)
         carry = cute.make_rmem_tensor(self.history, Float32)
@@ -177,7 +191,8 @@ class TokenRows:
         fill, take, limit = Int32(0), Int32(0), Int32(0)
         if cutlass.const_expr(self.vector):
             ring = cute.arch.alloc_smem(Uint8, self.depth * self.slot, alignment=16)
-            fill = take = Int32(ring.toint())
+            thread, _, _ = cute.arch.thread_idx()
+            fill = take = Int32(ring.toint()) + thread * VECTOR_BYTES
             limit = fill + self.depth * self.slot
         for i in cutlass.range(-ahead, chunks, unroll=1):
             if cutlass.const_expr(self.vector):
@@ -185,6 +200,7 @@ class TokenRows:
                     self._fetch(walk, fill, x, dout, copied * walk.step + copied_own)
                     copied = copied - 1
                     if copied < 0:
+                        cute.arch.sync_warp()
                         copied = walk.per_row - 1
                         x, dout = x - back[0], dout - back[1]
                         copied_own = walk.own - skew_of(walk, x, dtype)
@@ -196,6 +212,7 @@ class TokenRows:
                 take = self._next(take, limit)
                 c = c - 1
                 if c < 0:
+                    cute.arch.sync_warp()
                     c = walk.per_row - 1
                     b = b - 1
                     target = target - back[2]
@@ -222,11 +239,10 @@ class TokenRows:
 
     def _pieces(self, which):
         """(offset in a slot, offset in memory, bytes) of the copies of inputs, halo or gradients."""
-        thread, _, _ = cute.arch.thread_idx()
-        first = sum(self.sizes[:which]) * 32 * WARPS
         each = min(VECTOR_BYTES, self.sizes[which])
-        for i in range(self.sizes[which] // each):
-            yield first + i * each * 32 * WARPS + thread * each, i * each, each
+        count = self.sizes[which] // each
+        first = sum(-(-size // VECTOR_BYTES) for size in self.sizes[:which])
+        return [((first + i) * self.piece, i * each, each) for i in range(count)]
 
     def _copy(self, slot, place, which):
         for at, offset, each in self._pieces(which):
@@ -267,10 +283,9 @@ class TokenRows:
         if c == walk.per_row - 1:
             for k in cutlass.range_constexpr(history):
                 carry[k] = Float32(0.0)
-        t0, margin = c * walk.step, history if operands.dfinal is not None else 0
-        plain = own and t0 <= walk.tokens - walk.step - margin and (c > 0 or walk.spare == 0)
+        plain = own and c >= walk.plain_first and c < walk.plain_end
         if cutlass.const_expr(self.segmented):
-            plain = plain and self._one_sequence(walk, operands.ids, b, t0)
+            plain = plain and self._one_sequence(walk, operands.ids, b, c * walk.step)
         if cutlass.const_expr(self.vector):
             words = self._words(slot)
         else:
@@ -523,13 +538,13 @@ def limits_of(masks, i):
 
 
 @cute.jit
-def lanes_of(tokens):
-    """Lanes that share a row: fewer where rows are short, so that none idles."""
-    lanes = Int32(32)
+def fold_of(tokens):
+    """log2 of the lanes that share a row: fewer where rows are short, so that none idles."""
+    fold = Int32(5)
     if tokens <= 16 * TOKENS:
-        lanes = Int32(16)
+        fold = Int32(4)
     if tokens <= 8 * TOKENS:
-        lanes = Int32(8)
+        fold = Int32(3)
     if tokens <= 4 * TOKENS:
-        lanes = Int32(4)
-    return lanes
+        fold = Int32(2)
+    return fold

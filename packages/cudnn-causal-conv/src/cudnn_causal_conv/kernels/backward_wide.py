@@ -267,7 +267,7 @@ class WideInitialStates:
     @cute.jit
     def launch(self, x, weight, bias, bounds, initial, dout, dfinal, dinitial, stream):
         self._kernel(x, weight, bias, bounds, initial, dout, dfinal, dinitial).launch(
-            grid=[dinitial.shape[1], dinitial.shape[0], 1], block=[TOKENS, 1, 1], stream=stream
+            grid=[dinitial.shape[0] * dinitial.shape[1], 1, 1], block=[TOKENS, 1, 1], stream=stream
         )
 
     @cute.kernel
@@ -283,7 +283,8 @@ class WideInitialStates:
         dinitial: cute.Tensor,
     ):
         i, _, _ = cute.arch.thread_idx()
-        channel, r, _ = cute.arch.block_idx()
+        block, _, _ = cute.arch.block_idx()
+        r, channel = block // dinitial.shape[1], block % dinitial.shape[1]
         history, width = self.history, self.config.width
         start, end, b = Int32(0), x.shape[2], r
         if cutlass.const_expr(bounds is not None):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op, select_
@@ -234,6 +234,7 @@ def put_partial(partials, value, split, j, channel, rows, channels) -> None:
 
 
 def get_partial(partials, split, j, channel, rows, channels):
-    """What `put_partial` stored in a launch before this one."""
+    """What `put_partial` stored in the launch before this one, which may not have ended when this one began."""
     place = (Int64(split) * Int64(rows) + Int64(j)) * Int64(channels) + Int64(channel)
-    return _load(partials.iterator.toint() + place * Int64(4), 1)[0].bitcast(Float32)
+    at = partials.iterator.toint() + place * Int64(4)
+    return memory.load_words(at, 1, Boolean(True), constant=False)[0].bitcast(Float32)

@@ -47,6 +47,7 @@ BELOW = {
 FRAMEWORK_HOMES = {
     "torch": (
         "adapters.torch",
+        "doors.torch_autograd",
         "doors.torch_op",
         "formats.bench",
         "formats.torch_impl",
@@ -58,6 +59,8 @@ FRAMEWORK_HOMES = {
     "jax": (
         "adapters.jax",
         "doors.jax_ffi",
+        "doors.jax_fold",
+        "doors.jax_gradient",
         "doors.jax_primitive",
         "formats.jax_impl",
         "jax_bridge",

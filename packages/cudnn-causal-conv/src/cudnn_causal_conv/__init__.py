@@ -1,16 +1,23 @@
 """Causal depthwise convolution in one dimension, training and decoding.
 
-Nothing is built yet: every name raises NotImplementedError saying so. May import
-`cudnn_core.lazy` only.
+May import `cudnn_core.lazy` only; names load when first used. `cudnn_causal_conv.compat` has the same operations under
+the signatures of the Dao-AILab package causal-conv1d.
 """
 
 from cudnn_core.lazy import attach
 
-NAMES = {}
+NAMES = {
+    "causal_conv1d": "cudnn_causal_conv.conv1d",
+    "causal_conv1d_backward": "cudnn_causal_conv.conv1d_backward",
+    "causal_conv1d_update": "cudnn_causal_conv.conv1d_update",
+}
 
-COMING = dict.fromkeys(
-    ("causal_conv1d", "causal_conv1d_update"),
-    "the causal 1-D convolution is coming to the package cudnn-causal-conv",
-)
 
-__getattr__, __dir__ = attach(__name__, NAMES, coming=COMING)
+def ops():
+    """The operations that are built, for the command line: loads their contracts."""
+    from cudnn_causal_conv import conv1d, conv1d_backward, conv1d_update
+
+    return (conv1d.OP, conv1d_backward.OP, conv1d_update.OP)
+
+
+__getattr__, __dir__ = attach(__name__, NAMES, submodules=("compat",))

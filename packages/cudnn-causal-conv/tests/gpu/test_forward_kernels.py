@@ -93,11 +93,6 @@ IDS = [
 ALL = [*DENSE, *WIDTHS, *SEQUENCES, *IDS]
 
 
-def configs():
-    """Of all cases, once each."""
-    return list(dict.fromkeys(case.config() for case in ALL))
-
-
 def compile_one(config):
     from cudnn_causal_conv.kernels.host import source_forward
     from cudnn_core import cache
@@ -106,17 +101,20 @@ def compile_one(config):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kernels():
-    """Compiles what the cases need, many at once."""
+def kernels(request):
+    """Compiles what the selected cases need, many at once."""
     import multiprocessing
     import os
     from concurrent.futures import ProcessPoolExecutor
 
     if why_no_hopper():
         return
-    context = multiprocessing.get_context("fork" if not torch.cuda.is_initialized() else "spawn")
+    parameters = [getattr(item, "callspec", None) for item in request.session.items]
+    selected = [spec.params.get("case") for spec in parameters if spec]
+    configs = dict.fromkeys(case.config() for case in selected if isinstance(case, Case))
+    context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        list(pool.map(compile_one, configs()))
+        list(pool.map(compile_one, configs))
 
 
 def name_of(case):
@@ -228,6 +226,85 @@ def test_boundaries_out_of_order_stay_in_bounds():
             named["cu_seqlens"] = torch.tensor(ends, dtype=torch.int32, device="cuda")
             got = cases.run(case, named)
             assert not got["out"].isnan().any() and not got["final_states"].isnan().any()
+
+
+@pytest.mark.parametrize("layout", ["t", "t odd", "d", "d odd", "any"])
+def test_nan_stays_in_its_sequence(layout):
+    """A packed neighbour, padding, other rows and channels, and a state of another sequence."""
+    case = packed("tiny", layout=layout)
+    named = cases.tensors(case)
+    ends = named["cu_seqlens"].tolist()
+    named["x"][:, :, ends[4] : ends[5]] = float("nan")
+    named["initial_states"][7] = float("nan")
+    out = cases.run(case, named)["out"].isnan()
+    # Sequence 4 is one token long; sequence 7 is empty.
+    want = torch.zeros_like(out)
+    want[:, :, ends[4] : ends[5]] = True
+    assert torch.equal(out, want)
+    case = replace(BASE, shape=(3, 24, 130), layout=layout, sequences="ids")
+    case = replace(case, initial=False, final=False)
+    named = cases.tensors(case)
+    named["x"].masked_fill_((named["seq_idx"] < 0)[:, None], float("nan"))
+    named["x"][1, 3] = float("nan")
+    out = cases.run(case, named)["out"].isnan()
+    want = torch.zeros_like(out)
+    want[1, 3] = named["seq_idx"][1] >= 0
+    assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("layout", ["t", "d", "any"])
+def test_silu_far_out(layout):
+    """Of the current token alone: finite wherever it is, and right to 2^-16."""
+    points = [-1e4, -300.0, -104.0, -88.0, -87.0, -60.0, -16.0, -1e-3, -0.0, 1e-30, 2.0, 88.0, 1e30]
+    case = Case((1, 8, len(points)), x="float32", weight="float32", bias=None, width=3)
+    case = replace(case, layout=layout)
+    named = cases.tensors(case)
+    named["x"].copy_(torch.tensor(points, device="cuda").expand(case.shape))
+    named["weight"].copy_(torch.tensor([0.0, 0.0, 1.0], device="cuda").expand(8, 3))
+    out = cases.run(case, named)["out"].double()
+    want = torch.nn.functional.silu(named["x"].double())
+    assert ((out - want).abs() <= 2.0**-16 * want.abs() + 1e-35).all()
+
+
+@pytest.mark.parametrize("layout", ["t", "d"])
+@pytest.mark.parametrize("shape", [(2, 24, 16), (2, 24, 2048)])
+def test_taps_and_biases_at_any_address(layout, shape):
+    """Views into one flat buffer of parameters, as optimizers make them, and a weight that is a transpose."""
+    case = replace(BASE, shape=shape, layout=layout)
+    named = cases.tensors(case)
+    want = cases.run(case, named)["out"]
+    weight, bias = named["weight"], named["bias"]
+    for first in (1, 2, 4):
+        flat = torch.full((first + weight.numel() + 1 + bias.numel(),), 9.0, device="cuda")
+        flat = flat.to(weight.dtype)
+        named["weight"] = flat[first : first + weight.numel()].view(weight.shape)
+        named["bias"] = flat[first + weight.numel() + 1 :]
+        named["weight"].copy_(weight)
+        named["bias"].copy_(bias)
+        assert torch.equal(cases.bits(cases.run(case, named)["out"]), cases.bits(want))
+    named["weight"] = weight.t().contiguous().t()
+    named["bias"] = torch.stack([bias, bias], 1)[:, 0]
+    assert torch.equal(cases.bits(cases.run(case, named)["out"]), cases.bits(want))
+
+
+@pytest.mark.parametrize("layout", ["t", "t odd", "d", "any"])
+def test_tokens_of_no_sequence_give_zeros(layout):
+    """Before the first boundary and after the last; the others are as if nothing stood around them."""
+    case = packed("one", layout=layout)
+    named = cases.tensors(case)
+    named["x"][:, :, :13] = 7.0
+    inner = {**named, "x": named["x"][:, :, 13:250]}
+    inner["cu_seqlens"] = torch.tensor([0, 237], dtype=torch.int32, device="cuda")
+    alone = replace(case, shape=(1, 24, 237), sequences=(237,))
+    want = torch.zeros_like(named["x"])
+    states = torch.full_like(named["initial_states"], float("nan"))
+    out = torch.full_like(named["x"], float("nan"))[:, :, 13:250]
+    cases.launch(alone.config(), {**inner, "out": out, "final_states": states})
+    want[:, :, 13:250] = out
+    named["cu_seqlens"] = torch.tensor([13, 250], dtype=torch.int32, device="cuda")
+    got = cases.run(case, named)
+    assert torch.equal(cases.bits(got["out"]), cases.bits(want))
+    assert torch.equal(cases.bits(got["final_states"]), cases.bits(states))
 
 
 def test_more_than_two_to_the_31_elements_away():

@@ -74,6 +74,14 @@ STEPS = [
     Step(form="compact padded"),
     Step(form="any", length=7),
     Step(length=12),
+    Step(channels=264),
+    Step(channels=264, length=4),
+    Step(channels=264, form="d"),
+    Step(channels=1000, x="float32", width=3, length=3, rows=7),
+    Step(channels=264, width=2, length=2),
+    Step(channels=264, width=5, length=5),
+    Step(channels=264, width=6, length=6, form="compact padded"),
+    Step(channels=264, width=8, length=8),
     Step(channels=61),
     Step(channels=61, form="d"),
     Step(channels=1),
@@ -279,6 +287,23 @@ def test_state_moves_bitwise():
         state = law(step, named)[2]
         launch(step.config(), {**named, "out": torch.empty_like(named["x"])})
         assert torch.equal(bits(named["conv_state"]), bits(state))
+
+
+def test_taps_and_biases_at_any_address():
+    for step in (Step(channels=264), Step(channels=264, form="d")):
+        named = tensors(step)
+        start, outs = named["conv_state"].clone(), []
+        for first in (0, 1, 2, 4):
+            for name in ("weight", "bias"):
+                values = named[name].clone()
+                flat = torch.zeros(first + values.numel(), device="cuda").to(values.dtype)
+                named[name] = flat[first:].view(values.shape)
+                named[name].copy_(values)
+            named["conv_state"].copy_(start)
+            outs.append(torch.full_like(named["x"], float("nan")))
+            launch(step.config(), {**named, "out": outs[-1]})
+        for out in outs[1:]:
+            assert torch.equal(bits(out), bits(outs[0]))
 
 
 def test_no_rows():

@@ -127,7 +127,8 @@ class HopperEngine(Engine):
     """CuTe DSL kernels for compute capability 9.x.
 
     configure(problem) chooses the kernel configuration (a frozen dataclass, tile included); why_not(problem) declines
-    what no kernel serves; source(plan) makes the cache's KernelSource. All three come from the op's file.
+    what no kernel serves; source(plan) makes the cache's KernelSource; workspaces(problem) lists scratch memory. All
+    four come from the op's file.
     """
 
     name = "hopper"
@@ -139,7 +140,9 @@ class HopperEngine(Engine):
         configure: Callable[[Problem], Hashable],
         source: Callable[[Plan], Any],
         why_not: Callable[[Problem], str | None] = lambda problem: None,
+        workspaces: Callable[[Problem], tuple[Workspace, ...]] = lambda problem: (),
     ) -> None:
+        self._workspaces = workspaces
         self._configure = configure
         self._source = source
         self._why_not = why_not
@@ -155,6 +158,9 @@ class HopperEngine(Engine):
 
     def plan(self, problem: Problem) -> Plan:
         return Plan(problem.signature.op, self.name, self.arch, self._configure(problem))
+
+    def workspaces(self, problem: Problem) -> tuple[Workspace, ...]:
+        return self._workspaces(problem)
 
     def scalars(self, problem: Problem) -> tuple[int]:
         """How many thread blocks may run at once: one a multiprocessor, less the margin the user keeps free."""

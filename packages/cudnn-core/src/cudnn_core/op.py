@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 from threading import Lock
 from typing import Any
 
@@ -17,10 +19,11 @@ from . import doors
 from .adapters import adapter_of, common
 from .adapters.base import Adapter
 from .api_base import APIBase, check_buffers_disjoint
-from .contract import Contract, Matrix, Problem, ScalarTensor
+from .contract import Array, Contract, Matrix, Operand, Problem, ScalarTensor
 from .dtypes import DType
 from .engine import Engine, select
 from .errors import mismatch
+from .overlap import overlap_check
 from .tensor_desc import canonical_stride
 from .tuple_dict import TupleDict
 
@@ -31,51 +34,107 @@ REGISTRY: dict[str, Op] = {}
 
 
 class Prepared:
-    """A bound problem on one adapter: allocates its outputs and launches. Holds no tensor."""
+    """A bound problem on one adapter: allocates its outputs and launches. Holds no tensor.
+
+    `run` is the way of a call on the current stream, for present operands only: between it and the executable stands
+    nothing that a problem could have settled beforehand.
+    """
 
     __slots__ = (
         "adapter",
-        "allocate",
+        "check",
         "device",
+        "gradient",
         "launch",
+        "made",
+        "make",
+        "mutated",
         "names",
         "op",
+        "places",
+        "present",
+        "problem",
+        "side_stream",
     )
 
     def __init__(self, op: Op, adapter: Adapter, problem: Problem) -> None:
         engine = select(op.engines, problem)
         self.op = op
         self.adapter = adapter
+        self.problem = problem
         self.device = problem.device
         self.names = op.output_names
         self.launch = launcher(op, adapter, problem, engine, executable_of(engine, problem))
-        self.allocate = tuple(
-            _nothing if desc is None else adapter.allocator(desc, getattr(operand, "initial", None))
-            for operand, desc in zip(op.contract.outputs, problem.outputs, strict=True)
+        operands, count = op.contract.operands, len(op.contract.inputs)
+        present = [i for i, desc in enumerate(problem.descs[:count]) if desc is not None]
+        self.present = picker(present, count)
+        self.mutated = tuple(at for at, i in enumerate(present) if operands[i].mutated)
+        self.check = overlap_check(op.contract, adapter, problem) if self.mutated else None
+        self.side_stream = None
+        if op.keeps_operands and self.device.type == "cuda":
+            self.side_stream = partial(adapter.current_stream, self.device)
+        made = [
+            (i, operand, desc)
+            for i, (operand, desc) in enumerate(
+                zip(op.contract.outputs, problem.outputs, strict=True)
+            )
+            if desc is not None
+        ]
+        self.made = tuple(desc for _, _, desc in made)
+        self.make = tuple(
+            adapter.allocator(desc, getattr(operand, "initial", None)) for _, operand, desc in made
         )
+        self.places = tuple(i for i, _, _ in made) if len(made) < len(self.names) else None
+        self.gradient = None
 
     def __call__(self, inputs: Sequence[Any], stream: Any) -> TupleDict:
         if stream is not None:
             # Inside, so that the outputs belong to the stream and their fill comes before the kernel.
             with self.adapter.on_stream(stream, self.device):
-                outputs = self._run(inputs, stream)
+                outputs = self.outputs(inputs, stream)
             # The caller may drop its tensors before the stream has read them.
             self.adapter.keep_alive(inputs, self.adapter.stream_handle(stream, self.device))
-            return outputs
-        return self._run(inputs, None)
-
-    def _run(self, inputs: Sequence[Any], stream: Any) -> TupleDict:
-        outputs = [make() for make in self.allocate]
-        try:
-            self.launch((*inputs, *outputs), stream)
-        except (TypeError, ValueError):
-            explain(self.op, (*inputs, *outputs))
-            raise
+        else:
+            outputs = self.outputs(inputs)
         return TupleDict.of(self.names, outputs)
 
+    def outputs(self, inputs: Sequence[Any], stream: Any = None) -> list[Any]:
+        """The outputs in contract order, None where one does not apply; mutated inputs are written."""
+        made = self.run(self.present(inputs), stream)
+        return made if self.places is None else self.placed(made)
 
-def _nothing() -> None:
-    """In place of the allocation of an output that does not apply."""
+    def placed(self, made: Sequence[Any]) -> list[Any]:
+        """The outputs that apply, each in its place, None in the others."""
+        outputs = [None] * len(self.names)
+        for at, x in zip(self.places or range(len(outputs)), made, strict=True):
+            outputs[at] = x
+        return outputs
+
+    def run(self, inputs: Sequence[Any], stream: Any = None) -> list[Any]:
+        """The outputs that apply, from the inputs that are present."""
+        made = [make() for make in self.make]
+        if self.check is not None:
+            self.check(inputs)
+        try:
+            self.launch((*inputs, *made), stream)
+        except (TypeError, ValueError):
+            operands = (operand for operand, _ in present_operands(self.op, self.problem))
+            explain(self.op, dict(zip(operands, (*inputs, *made), strict=True)))
+            raise
+        for index in self.mutated:
+            self.adapter.written(inputs[index])
+        if self.side_stream is not None and (handle := self.side_stream()):
+            self.adapter.keep_alive(inputs, handle)
+        return made
+
+
+def picker(present: Sequence[int], count: int) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that gives the entries `present` of a sequence of `count`."""
+    if len(present) == count:
+        return lambda sequence: sequence
+    if len(present) == 1:
+        return lambda sequence: (sequence[present[0]],)
+    return itemgetter(*present)
 
 
 def executable_of(engine: Engine, problem: Problem) -> Callable[..., None] | None:
@@ -94,7 +153,7 @@ def launcher(
 ) -> Callable[[Sequence[Any], Any], None]:
     """launch(tensors, stream): the shortest way from tensors of this adapter to the executable.
 
-    tensors: all operands in contract order, None where absent; the executable takes those that are present.
+    tensors: the operands that are present, in contract order.
     """
     if engine.platform == "cpu":
 
@@ -110,7 +169,7 @@ def launcher(
                 fill_empty(op, adapter, problem, tensors)
 
         # Without an executable, and so without scratch memory.
-        return without_absent(op, problem, launch)
+        return launch
     else:
         call = getattr(executable, "call", executable)
         launch = adapter.launcher(call, problem.device, engine.scalars(problem))
@@ -132,11 +191,14 @@ def launcher(
         bare = launch
 
         def launch(tensors: Sequence[Any], stream: Any) -> None:
+            if stream is None:
+                bare((*tensors, *[make() for make in scratch]), None)
+                return
             # Inside, so that memory freed below goes back to the stream that uses it.
             with adapter.on_stream(stream, problem.device):
                 bare((*tensors, *[make() for make in scratch]), stream)
 
-    return without_absent(op, problem, launch)
+    return launch
 
 
 def without_absent(
@@ -165,9 +227,15 @@ def present_operands(op: Op, problem: Problem) -> list[tuple[Any, Any]]:
 
 
 def fill_empty(op: Op, adapter: Adapter, problem: Problem, tensors: Sequence[Any]) -> None:
-    """Outputs of a problem with an extent of 0: matrices are zero, reductions keep prior content, at least 0."""
+    """Outputs of a problem with an extent of 0: arrays are zero, reductions keep prior content, at least 0."""
+    named = {}
     for (operand, _), x in zip(present_operands(op, problem), tensors, strict=True):
+        named[operand.name] = x
         if not operand.output:
+            continue
+        source = named.get(getattr(operand, "empty_from", ""))
+        if source is not None:
+            adapter.assign(x, source)
             continue
         if isinstance(operand, ScalarTensor):
             adapter.clamp_min(x, 0.0)
@@ -175,15 +243,14 @@ def fill_empty(op: Op, adapter: Adapter, problem: Problem, tensors: Sequence[Any
             adapter.zero(x)
 
 
-def explain(op: Op, tensors: Sequence[Any]) -> None:
+def explain(op: Op, given: Mapping[Operand, Any]) -> None:
     """After an executable refused its arguments: the same refusal in the contract's words, where it has them."""
-    names = [operand.name for operand in op.contract.operands]
-    adapter, device = common(dict(zip(names, tensors, strict=True)), op.short_name)
+    adapter, device = common({operand.name: x for operand, x in given.items()}, op.short_name)
     if device.type == "cpu":
         return  # the reference engine takes any address
-    for operand, x in zip(op.contract.operands, tensors, strict=True):
-        pointer = 0 if x is None else adapter.data_pointer(x)
-        if pointer % 16 and not isinstance(operand, ScalarTensor):
+    for operand, x in given.items():
+        pointer = adapter.data_pointer(x)
+        if pointer % 16 and not isinstance(operand, ScalarTensor | Array):
             expected = "a base address aligned to 16 bytes"
             raise ValueError(mismatch(operand.name, expected, f"address {pointer:#x}"))
 
@@ -253,15 +320,14 @@ def log_reinterpretations(logger: logging.Logger, problem: Problem, packs_fp4: b
             logger.warning("%s: int8 treated as e8m0 (float8_e8m0fnu)", operand.name)
 
 
-def _key(adapter: Adapter, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """`adapter.key` where inputs may be absent."""
-    return tuple([None if x is None else adapter.metadata(x) for x in inputs])
-
-
 class Op:
     """contract + engines. `namespace` and `short_name` spell the torch op: ``namespace::short_name``.
 
     examples(everything) yields (label, problem) for `sources`: problems of typical extents, bound without arrays.
+    backward: the op that `run` differentiates this one with. Its inputs are this one's, then "d" and an output's name
+    for each output: the gradient that comes in. An output "dx" is the gradient of the input "x".
+    inference_only: `run` refuses tensors whose gradients are recorded. keeps_operands: operands may be dropped right
+    after a call on a side stream, as there is no stream argument that says where they are used.
     """
 
     def __init__(
@@ -271,9 +337,16 @@ class Op:
         namespace: str,
         short_name: str,
         examples: Callable[[bool], Iterable[tuple[str, Problem]]] = lambda everything: (),
+        backward: Op | None = None,
+        inference_only: bool = False,
+        keeps_operands: bool = False,
     ) -> None:
         self.contract = contract
         self._examples = examples
+        self.backward = backward
+        self.inference_only = inference_only
+        self.keeps_operands = keeps_operands
+        self.watches_gradient = inference_only or backward is not None
         self.engines = tuple(engines)
         self.namespace = namespace
         self.short_name = short_name
@@ -281,7 +354,6 @@ class Op:
         self._attribute_names = tuple(a.name for a in contract.attributes)
         self._input_names = tuple(o.name for o in contract.inputs)
         self.output_names = tuple(o.name for o in contract.outputs)
-        self._all_required = not any(o.may_be_absent for o in contract.inputs)
         self._prepared: dict[Any, Prepared] = {}
         self._lock = Lock()
         REGISTRY[self.qualified] = self
@@ -292,7 +364,7 @@ class Op:
         if adapter is not None and adapter.watches():
             return doors.call(self, inputs, attributes, stream)
         try:
-            key = (attributes, adapter.key(inputs) if self._all_required else _key(adapter, inputs))
+            key = (attributes, adapter.key(inputs))
             prepared = self._prepared.get(key)
         except (AttributeError, TypeError):
             # An argument that is no tensor of this adapter, or an unhashable option: the slow way says which.
@@ -304,6 +376,56 @@ class Op:
             prepared = self.prepare(inputs, attributes, key)
         return prepared(inputs, stream)
 
+    def run(
+        self,
+        inputs: tuple[Any, ...],
+        attributes: tuple[Any, ...],
+        ignore_gradient: bool = False,
+    ) -> Sequence[Any]:
+        """The outputs in contract order, None where one does not apply, on the current stream; differentiable.
+
+        Mutated inputs are written in place; where arrays are immutable, their new contents follow the outputs.
+        ignore_gradient: no gradient is recorded, and none refused.
+        """
+        adapter = adapter_of(inputs[0])
+        if adapter is not None and adapter.watches():
+            return self._run_watched(adapter, inputs, attributes, ignore_gradient)
+        try:
+            key = (attributes, adapter.key(inputs))
+            prepared = self._prepared.get(key)
+        except (AttributeError, TypeError):
+            key = prepared = None
+        if prepared is None:
+            if adapter is not None and (adapter.needs_op(inputs) or adapter.has_no_data(inputs)):
+                return self._run_watched(adapter, inputs, attributes, ignore_gradient)
+            prepared = self.prepare(inputs, attributes, key)
+        if self.watches_gradient and not ignore_gradient and adapter.tracks_gradient(inputs):
+            if self.inference_only:
+                self._refuse_gradient()
+            gradient = prepared.gradient
+            if gradient is None:
+                gradient = prepared.gradient = doors.recorded(prepared)
+            made = gradient(prepared.present(inputs))
+            return made if prepared.places is None else prepared.placed(made)
+        return prepared.outputs(inputs)
+
+    def _run_watched(
+        self,
+        adapter: Adapter,
+        inputs: tuple[Any, ...],
+        attributes: tuple[Any, ...],
+        ignore_gradient: bool,
+    ) -> Sequence[Any]:
+        if self.inference_only and not ignore_gradient and adapter.tracks_gradient(inputs):
+            self._refuse_gradient()
+        return doors.outputs(self, inputs, attributes)
+
+    def _refuse_gradient(self) -> None:
+        raise RuntimeError(
+            f"{self.short_name} is inference-only: expected tensors that do not require grad, or "
+            f"torch.no_grad(), got one that requires grad"
+        )
+
     def call_jax(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> tuple[Any, ...]:
         """The `*_jax` door: a plain tuple. ValueError unless the operands are JAX arrays."""
         adapter, _ = common(dict(zip(self._input_names, inputs, strict=True)), self.short_name)
@@ -312,12 +434,16 @@ class Op:
             raise ValueError(mismatch(name, "a JAX array", f"a {adapter.name} array"))
         return tuple(doors.call(self, inputs, attributes))
 
-    def call_plain(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> TupleDict:
-        """The wrapper door for plain tensors of any framework but JAX, on the current stream."""
+    def outputs_plain(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> list[Any]:
+        """The outputs for plain tensors of any framework but JAX, on the current stream, no gradient recorded."""
         adapter = adapter_of(inputs[0])
-        key = (attributes, adapter.key(inputs) if self._all_required else _key(adapter, inputs))
+        key = (attributes, adapter.key(inputs))
         prepared = self._prepared.get(key) or self.prepare(inputs, attributes, key)
-        return prepared(inputs, None)
+        return prepared.outputs(inputs)
+
+    def attributes_of_backward(self, named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The attributes of a call of the backward op, from those of a call of this one."""
+        return tuple(named[a.name] for a in self.backward.contract.attributes)
 
     def plain_attributes(self, attributes: Sequence[Any]) -> tuple[Any, ...]:
         """All attributes, canonical, as numbers, strings, tuples and None: what a graph can carry."""
@@ -330,6 +456,7 @@ class Op:
 
     def bind(self, inputs: Sequence[Any], attributes: Sequence[Any]) -> tuple[Adapter, Problem]:
         """The adapter of a call's arrays and the problem they make; raises as the contract does."""
+        self.contract.parse_attributes(self.named(attributes))  # options are refused before arrays
         named = dict(zip(self._input_names, inputs, strict=True))
         adapter, _ = common(named, self.short_name)
         descs = [None if x is None else adapter.describe(x, name) for name, x in named.items()]
@@ -434,7 +561,8 @@ class OpClass(APIBase):
         except (AttributeError, TypeError, ValueError):
             # A refusal by the executable, or an absent tensor: told in the contract's words.
             self._verify(tensors)
-            explain(self.op, tensors)
+            given = zip(self.op.contract.operands, tensors, strict=True)
+            explain(self.op, {operand: x for operand, x in given if x is not None})
             raise
 
     def _launcher(self, tensors: tuple[Any, ...]) -> Callable[[Sequence[Any], Any], None]:
@@ -450,6 +578,7 @@ class OpClass(APIBase):
         # A descriptor may have said "cuda" and left the ordinal to the tensors.
         problem = replace(self._problem, device=adapter.device(tensors[0]))
         launch = launcher(self.op, adapter, problem, self._engine, self._executable)
+        launch = without_absent(self.op, problem, launch)
         if self._engine.platform == "cpu":
             checked = launch
 

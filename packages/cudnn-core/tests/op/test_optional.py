@@ -6,7 +6,7 @@ import pytest
 from cudnn_core.adapters import adapter_of
 from cudnn_core.contract import ScalarTensor
 from cudnn_core.engine import Workspace
-from cudnn_core.op import REGISTRY, Op, fill_empty, launcher
+from cudnn_core.op import REGISTRY, Op, fill_empty, launcher, without_absent
 from cudnn_core.testing import toy
 from cudnn_core.tuple_dict import TupleDict
 
@@ -127,7 +127,9 @@ def test_launching_is_the_plain_way_when_nothing_is_absent():
     x, bias, w = operands()
     for inputs, wrapped in (((x, bias, w), False), ((x, None, w), True)):
         adapter, problem = op.bind(inputs, ())
-        launch = launcher(op, adapter, problem, engine, engine.compile(engine.plan(problem)))
+        bare = launcher(op, adapter, problem, engine, engine.compile(engine.plan(problem)))
+        launch = without_absent(op, problem, bare)
+        assert (launch is bare) is not wrapped
         assert (launch.__name__ == "launch_present") is wrapped
 
 

@@ -21,6 +21,7 @@ from .sequences import (
     copy_final_states,
     find,
     identity,
+    is_sequence,
 )
 
 
@@ -64,7 +65,7 @@ class ColumnsKernel:
     def compute(self, ops: cutlass.Constexpr, block, units, span, vectors, spans):
         """The results of this thread's channels and tokens."""
         config = self.config
-        steps, history = config.tile.steps, config.history
+        steps, history = config.tile.walk, config.history
         thread, _, _ = cute.arch.thread_idx()
         unit = block * config.tile.threads + thread
         if unit < units:
@@ -83,30 +84,36 @@ class ColumnsKernel:
             if cutlass.const_expr(config.has_cu_seqlens):
                 r, start, end = find(ops, first)
             self._open(ops, window, ids, b, d, first, source, pitch, r, start)
-            weights, bias = channel_constants(ops, d, self.lanes)
+            weights, bias = channel_constants(ops, d, self.lanes, Boolean(True))
             if cutlass.const_expr(config.tile.ahead):
                 self._load(raw, source, pitch, first, last)
             for token in cutlass.range(first, last, steps, unroll=1):
                 if cutlass.const_expr(not config.tile.ahead):
                     self._load(raw, source, pitch, token, last)
                 words = [raw[i] for i in range(steps * self.words)]
+                own_ids = self._ids(ops, b, token)
                 if cutlass.const_expr(config.tile.ahead):
                     self._load(raw, source, pitch, token + steps, last)
                 for i in cutlass.range_constexpr(steps):
                     own = words[i * self.words : (i + 1) * self.words]
                     if cutlass.const_expr(config.has_cu_seqlens):
                         r, start, end = self._enter(ops, window, d, token + i, r, start, end)
-                    own_id = None
-                    if cutlass.const_expr(config.has_seq_idx):
-                        own_id = identity(ops, b, token + i, Boolean(True))
-                    results = self._results(window, ids, own, own_id, weights, bias)
+                    results = self._results(window, ids, own, own_ids[i], weights, bias)
+                    if cutlass.const_expr(config.has_cu_seqlens):
+                        results = [keep(z, is_sequence(ops, r)) for z in results]
                     stored = memory.words_of(results, config.x)
                     at = target + Int64(token + i) * out_pitch
                     memory.store_words(at, stored, i < last - token)
 
+    def _ids(self, ops, b, token):
+        """seq_idx of the next tokens; None where there is none."""
+        if not self.config.has_seq_idx:
+            return [None] * self.config.tile.walk
+        return [identity(ops, b, token + i, Boolean(True)) for i in range(self.config.tile.walk)]
+
     def _load(self, raw, source, pitch, token, last):
         at = source + Int64(token) * pitch
-        for i in range(self.config.tile.steps):
+        for i in range(self.config.tile.walk):
             words = memory.load_words(at, self.words, i < last - token)
             for j, word in enumerate(words):
                 raw[i * self.words + j] = word
@@ -130,19 +137,17 @@ class ColumnsKernel:
         """Puts the state of sequence r where the window reaches back before it; age: tokens since it began."""
         history = self.config.history
         if age < history:
-            for k in cutlass.range_constexpr(history):
-                for e in cutlass.range_constexpr(self.lanes):
-                    offset = age - history + k
-                    value = memory.float_of(
-                        before(ops, r, d + e, offset, Boolean(True)), self.config.x
-                    )
-                    at = k * self.lanes + e
-                    window[at] = Float32(select_(offset < 0, value, window[at]))
+            for e in cutlass.range_constexpr(self.lanes):
+                entries = before(ops, r, d + e, age - history, Boolean(True), history)
+                for k in cutlass.range_constexpr(history):
+                    value, at = memory.float_of(entries[k], self.config.x), k * self.lanes + e
+                    older = age - history + k < 0
+                    window[at] = Float32(select_(older, value, window[at]))
 
     @cute.jit
     def _enter(self, ops: cutlass.Constexpr, window, d, token, r, start, end):
         """At the first token of a sequence: its state, or zeros, replaces the window."""
-        if token >= end and end < ops.tokens:
+        if (token >= end) & (r < ops.cu_seqlens.shape[0] - 1):
             r, start, end = advance(ops, token, r, start, end)
             for i in cutlass.range_constexpr(self.config.history * self.lanes):
                 window[i] = Float32(0.0)

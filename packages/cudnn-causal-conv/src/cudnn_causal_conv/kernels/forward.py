@@ -77,19 +77,17 @@ class Forward:
         spare = Int64(0) if multiple(ours, VECTOR_BYTES) else Int64(VECTOR_BYTES // size - 1)
         chunks = ceil_div(Int64(tokens) + spare, CHUNK)
         count = Int64(batches) * Int64(channels)
-        kernel = RowsKernel(self.config, False)
-        reach, warps = kernel.reach, self.config.tile.threads // 32
-        spans = ceil_div(chunks, reach)
-        legal = multiple([*differences, address_of(weight)], VECTOR_BYTES) & are_contiguous(
-            weight, None
-        )
+        short, long = RowsKernel(self.config, True), RowsKernel(self.config, False)
+        reach, warps = short.reach, self.config.tile.threads // 32
+        spans = ceil_div(chunks, long.reach)
+        legal = multiple(differences, VECTOR_BYTES) & are_contiguous(weight, None)
         legal = legal & (count * spans <= MOST_UNITS)
         by_channels = divisor(channels)
-        if legal and chunks < reach and count * chunks <= MOST_UNITS - warps * reach:
+        if legal and chunks < long.reach and count * chunks <= MOST_UNITS - warps * reach:
             units = count * chunks
             by_chunks = divisor(chunks)
             self.launch(
-                RowsKernel(self.config, True).kernel,
+                short.kernel,
                 tensors,
                 ceil_div(units, warps * reach),
                 (Int32(units), by_chunks, by_channels),
@@ -99,7 +97,7 @@ class Forward:
             units = count * spans
             by_spans = divisor(spans)
             self.launch(
-                kernel.kernel,
+                long.kernel,
                 tensors,
                 ceil_div(units, warps),
                 (Int32(units), by_spans, by_channels),
@@ -116,7 +114,6 @@ class Forward:
         batches, channels, tokens = x.shape
         addresses = [address_of(x), address_of(out), *steps_of(x, 0, 2), *steps_of(out, 0, 2)]
         legal = multiple(addresses, tile.vector) & (Int32(channels) % kernel.lanes == 0)
-        legal = legal & multiple([address_of(weight), address_of(bias)], VECTOR_BYTES)
         legal = legal & are_contiguous(weight, bias)
         vectors = Int64(channels) // kernel.lanes
         span = Int32(tile.span)

@@ -86,6 +86,7 @@ def configure_update(problem: Problem) -> UpdateConv:
         state_length=length,
         has_cache_seqlens=signature.has("cache_seqlens"),
         has_indices=signature.has("conv_state_indices"),
+        flat=len(descs["x"].shape) == 2,
     )
 
 

@@ -4,6 +4,7 @@ An access whose condition is false touches no memory; such a load gives zeros. G
 so that the loads of a thread stay together.
 """
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass._mlir import ir
@@ -32,9 +33,16 @@ def _asm(result, operands, text, constraints):
 
 @dsl_user_op
 def load_words(
-    address: Int64, count: int, valid: Boolean, constant: bool = True, *, loc=None, ip=None
+    address: Int64,
+    count: int,
+    valid: Boolean,
+    constant: bool = True,
+    once: bool = True,
+    *,
+    loc=None,
+    ip=None,
 ) -> list:
-    """1, 2 or 4 consecutive words, past L1. constant: nobody writes them during the kernel."""
+    """1, 2 or 4 consecutive words. constant: nobody writes them during the kernel; once: nobody reads them again."""
     operands = [Int64(address).ir_value(loc=loc, ip=ip), Boolean(valid).ir_value(loc=loc, ip=ip)]
     suffix = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[count]
     outs = [f"${i}" for i in range(count)]
@@ -42,7 +50,7 @@ def load_words(
     target = outs[0] if count == 1 else "{" + ", ".join(outs) + "}"
     text = (
         f"{{ .reg .pred p; .reg .b64 a; mov.pred p, ${count + 1}; mov.b64 a, ${count}; {zeros} "
-        f"@p ld.global{'.nc' if constant else ''}.L1::no_allocate.{suffix} {target}, [a]; }}"
+        f"@p ld.global{'.nc' * constant}{'.L1::no_allocate' * once}.{suffix} {target}, [a]; }}"
     )
     constraints = ",".join(["=r"] * count + ["l", "b"])
     if count == 1:
@@ -157,11 +165,33 @@ def address(tensor: cute.Tensor, *coordinates) -> Int64:
     return tensor.iterator.toint() + offset * (tensor.element_type.width // 8)
 
 
-def packed_floats(base: Int64, count: int, dtype: str, valid: Boolean) -> list:
-    """`count` consecutive values in FP32, from an address that is a multiple of their bytes, up to 16."""
-    size = count * ELEMENT_BYTES[dtype]
-    granule = min(VECTOR_BYTES, size & -size)
-    words = []
-    for i in range(size // granule):
-        words += load_words(base + granule * i, granule // 4, valid)
-    return floats_of(words, dtype)
+@cute.jit
+def constant_words(base: Int64, count: cutlass.Constexpr, dtype: cutlass.Constexpr, valid: Boolean):
+    """`count` consecutive elements, packed, that other threads read too; an odd one is packed with itself.
+
+    Wide loads where the address is a multiple of what `count` elements allow, else element by element.
+    """
+    each = ELEMENT_BYTES[dtype]
+    granule = min(VECTOR_BYTES, count * each & -(count * each))
+    size = (count * each + 3) // 4
+    held = cute.make_rmem_tensor(size, Uint32)
+    wide = (base & Int64(granule - 1)) == 0
+    if cutlass.const_expr(granule < 4):
+        wide = Boolean(False)
+    if wide:
+        words = []
+        for i in cutlass.range_constexpr(count * each // max(granule, 4)):
+            words += load_words(base + granule * i, max(granule // 4, 1), valid, once=False)
+        for i in cutlass.range_constexpr(len(words)):
+            held[i] = words[i]
+    else:
+        found = [load_bits(base + each * i, dtype, valid) for i in range(count)]
+        packed = pack_bits(found + found[-1:] * (len(found) % 2), dtype)
+        for i in cutlass.range_constexpr(size):
+            held[i] = packed[i]
+    return [held[i] for i in range(size)]
+
+
+def constant_floats(base: Int64, count: int, dtype: str, valid: Boolean) -> list:
+    """`constant_words` in FP32."""
+    return floats_of(constant_words(base, count, dtype, valid), dtype)[:count]

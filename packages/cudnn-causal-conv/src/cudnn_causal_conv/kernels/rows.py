@@ -14,7 +14,6 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cutlass_dsl import select_
 
 from cudnn_core.formats.kernels.convert import keep
-from cudnn_core.hopper.bits import opaque
 
 from . import arithmetic, memory
 from .config import CHUNK, ELEMENT_BYTES, VECTOR_BYTES
@@ -27,6 +26,7 @@ from .sequences import (
     copy_final_states,
     find,
     identity,
+    is_sequence,
     weight_bits,
     weights_of,
 )
@@ -50,13 +50,15 @@ class RowsKernel:
     def __init__(self, config, flat: bool):
         self.config = config
         self.flat = flat
+        few = flat or config.has_seq_idx or config.has_cu_seqlens
+        self.steps = config.tile.short_steps if few else config.tile.steps
         self.size = ELEMENT_BYTES[config.x]
         self.words = CHUNK * self.size // 4
 
     @property
     def reach(self) -> int:
         """Chunks that a warp walks over."""
-        return 32 * self.config.tile.steps
+        return 32 * self.steps
 
     @cute.kernel
     def kernel(
@@ -92,7 +94,7 @@ class RowsKernel:
         warp = block * (config.tile.threads // 32) + thread // 32
         lane = thread % 32
         places = self._places(ops, warp, lane, units, per_row, channels)
-        steps = config.tile.steps
+        steps = self.steps
         raw = cute.make_rmem_tensor((steps + 1) * self.words, Uint32)
         # Place -1 is what lane 0 needs from the left of the warp's first chunk.
         first = places[0]
@@ -100,17 +102,21 @@ class RowsKernel:
         spans += [(place, place.token, place.there) for place in places]
         for i in cutlass.range_constexpr(steps + 1):
             self._load(ops, raw, i, *spans[i])
-        taps = [self._taps(ops, place) for place in (places if self.flat else places[:1])]
+        zero = lane & (units >> 31)
+        taps = [self._taps(ops, place, zero) for place in (places if self.flat else places[:1])]
         self._load_ragged(ops, raw, spans)
+        sequence = None
         for i in cutlass.range_constexpr(steps):
+            if cutlass.const_expr(self.config.has_cu_seqlens):
+                sequence = self._sequence(ops, places[i], sequence)
             history = self._history(ops, raw, i, places[i], lane)
             bits, bias_word = taps[i if self.flat else 0]
-            values = self._values(ops, places[i], history, raw, i, bits, bias_word)
+            values = self._values(ops, places[i], history, raw, i, bits, bias_word, sequence)
             self._store(ops, places[i], values)
 
     def _places(self, ops, warp, lane, units, per_row, channels):
         """Where this lane's chunks are."""
-        steps, places = self.config.tile.steps, []
+        steps, places = self.steps, []
         if self.flat:
             for i in range(steps):
                 unit = warp * self.reach + i * 32 + lane
@@ -141,9 +147,12 @@ class RowsKernel:
         ahead = Int64(token) * self.size
         return Place(there, b, d, chunk, token, x_row + ahead, out_row + ahead)
 
-    def _taps(self, ops, place):
-        # Opaque, or a warp would wait for taps that it can keep in uniform registers before it asks for anything else.
-        d = place.d if self.flat else opaque(place.d)
+    def _taps(self, ops, place, zero):
+        """Bits of the taps and the bias. zero: 0, of which the compiler does not know that all lanes have it.
+
+        Without it, a warp would wait for taps that fit its uniform registers before it asks for its tokens.
+        """
+        d = place.d if self.flat else place.d + zero
         return weight_bits(ops, d, place.there), bias_bits(ops, d, place.there)
 
     def _is_full(self, ops, token):
@@ -185,7 +194,7 @@ class RowsKernel:
         exists = (token >= 0) & (token < ops.tokens)
         bits = memory.load_bits(at, self.config.x, exists)
         if self.config.has_initial and not self.config.has_cu_seqlens:
-            return bits | before(ops, place.b, place.d, token, Boolean(True))
+            return bits | before(ops, place.b, place.d, token, Boolean(True))[0]
         return bits
 
     def _history(self, ops, raw, i, place, lane):
@@ -209,17 +218,15 @@ class RowsKernel:
             for j in cutlass.range_constexpr(len(words)):
                 held[j] = words[j]
             if place.there & (place.chunk == 0):
-                bits = [
-                    before(ops, place.b, place.d, place.token - CHUNK + k, Boolean(True))
-                    for k in range(CHUNK)
-                ]
+                token = place.token - CHUNK
+                bits = before(ops, place.b, place.d, token, Boolean(True), CHUNK)
                 packed = memory.pack_bits(bits, self.config.x)
                 for j in cutlass.range_constexpr(len(words)):
                     held[j] = packed[first + j]
             words = [held[j] for j in range(len(words))]
         return words
 
-    def _values(self, ops, place, history, raw, i, bits, bias_word):
+    def _values(self, ops, place, history, raw, i, bits, bias_word, sequence):
         """The chunk's 8 results in FP32."""
         config = self.config
         weights, bias = weights_of(bits, config), bias_of(bias_word, config)
@@ -229,7 +236,7 @@ class RowsKernel:
         if config.has_seq_idx:
             return self._of_ids(ops, place, window, weights, bias)
         if config.has_cu_seqlens:
-            return self._of_packed(ops, place, window, weights, bias)
+            return self._of_packed(ops, place, window, weights, bias, *sequence)
         return [self._result(window[k:], weights, bias) for k in range(CHUNK)]
 
     def _result(self, taps, weights, bias):
@@ -239,10 +246,7 @@ class RowsKernel:
     def _of_ids(self, ops, place, window, weights, bias):
         """Taps of tokens with another seq_idx count as zeros; results of padding are zeros."""
         history = self.config.history
-        ids = [
-            identity(ops, place.b, place.token - history + k, place.there)
-            for k in range(CHUNK + history)
-        ]
+        ids = self._ids(ops, place)
         results = []
         for k in range(CHUNK):
             own = ids[k + history]
@@ -250,28 +254,78 @@ class RowsKernel:
             results.append(keep(self._result(taps, weights, bias), own >= 0))
         return results
 
+    def _sequence(self, ops, place, earlier):
+        """`find` for the chunk's first token that exists; along a row from what an earlier chunk is in."""
+        token = cutlass.min(cutlass.max(place.token, Int32(0)), ops.tokens - 1)
+        if earlier is None or self.flat:
+            return find(ops, token)
+        return advance(ops, token, *earlier)
+
     @cute.jit
-    def _of_packed(self, ops: cutlass.Constexpr, place, window: cutlass.Constexpr, weights, bias):
-        """Chunks in which a sequence begins, or just before which one did, take each tap by itself."""
+    def _ids(self, ops: cutlass.Constexpr, place):
+        """seq_idx of the window's tokens; 16 bytes at a time where all exist and addresses allow it."""
         history = self.config.history
-        r, start, end = find(ops, cutlass.max(place.token, Int32(0)))
+        ids = cute.make_rmem_tensor(history + CHUNK, Int32)
+        # Whole vectors of 4 that hold the history.
+        lead = (history + 3) // 4 * 4
+        at = memory.address(ops.seq_idx, place.b, place.token - lead)
+        wide = place.there & (place.token >= lead) & self._is_full(ops, place.token)
+        wide = wide & (ops.seq_idx.stride[1] == 1) & ((at & Int64(VECTOR_BYTES - 1)) == 0)
+        if wide:
+            words = []
+            for i in cutlass.range_constexpr((lead + CHUNK) // 4):
+                words += memory.load_words(at + VECTOR_BYTES * i, 4, Boolean(True), once=False)
+            for k in cutlass.range_constexpr(history + CHUNK):
+                ids[k] = words[lead - history + k].bitcast(Int32)
+        else:
+            for k in cutlass.range_constexpr(history + CHUNK):
+                ids[k] = identity(ops, place.b, place.token - history + k, place.there)
+        return [ids[k] for k in range(history + CHUNK)]
+
+    @cute.jit
+    def _of_packed(
+        self,
+        ops: cutlass.Constexpr,
+        place,
+        window: cutlass.Constexpr,
+        weights,
+        bias,
+        r,
+        start,
+        end,
+    ):
+        """Chunks in which a sequence begins, or just before which one did, are computed for each of theirs."""
+        history = self.config.history
         results = cute.make_rmem_tensor(CHUNK, Float32)
-        if (start <= place.token - history) & (end >= place.token + CHUNK):
+        first = place.token
+        last = first + cutlass.min(CHUNK, ops.tokens - first)
+        if (start <= first - history) & (end >= last) & is_sequence(ops, r):
             for k in cutlass.range_constexpr(CHUNK):
                 results[k] = self._result(window[k:], weights, bias)
         else:
             for k in cutlass.range_constexpr(CHUNK):
-                token = place.token + k
-                r, start, end = advance(ops, token, r, start, end)
-                taps = []
-                for j in cutlass.range_constexpr(history + 1):
-                    offset = token - history + j - start
-                    earlier = memory.float_of(
-                        before(ops, r, place.d, offset, place.there), self.config.x
-                    )
-                    taps.append(_choose(offset >= 0, window[k + j], earlier))
-                results[k] = self._result(taps, weights, bias)
+                results[k] = Float32(0.0)
+            more = Boolean(True)
+            while more:
+                seen = self._seen(ops, place, window, r, start)
+                for k in cutlass.range_constexpr(CHUNK):
+                    result = self._result(seen[k:], weights, bias)
+                    own = (first + k >= start) & (first + k < end) & is_sequence(ops, r)
+                    results[k] = _choose(own, result, results[k])
+                more = end < last
+                r, start, end = advance(ops, cutlass.min(end, last), r, start, end)
         return [results[k] for k in range(CHUNK)]
+
+    def _seen(self, ops, place, window, r, start):
+        """The window as sequence r has it: what stands before its first token is its state, or zeros."""
+        history = self.config.history
+        offset = place.token - history - start
+        earlier = before(ops, r, place.d, offset, place.there, history + CHUNK - 1)
+        earlier = [memory.float_of(bits, self.config.x) for bits in earlier]
+        return [
+            value if j == len(earlier) else _choose(offset + j >= 0, value, earlier[j])
+            for j, value in enumerate(window)
+        ]
 
     @cute.jit
     def _store(self, ops: cutlass.Constexpr, place, values: cutlass.Constexpr):

@@ -32,14 +32,22 @@ def element(ops: Operands, b, d, t, valid) -> Uint32:
     return memory.load_bits(memory.address(ops.x, b, d, t), ops.config.x, valid)
 
 
-def before(ops: Operands, r, d, offset, valid) -> Uint32:
-    """The bits of what precedes sequence r, offset = -(W-1)...-1; zero where there is no state."""
+def before(ops: Operands, r, d, offset, valid, count: int = 1) -> list:
+    """The bits of `count` entries of what precedes sequence r, from `offset` on; its last one is at -1.
+
+    0 for offsets that are not within -(W-1)...-1, and where there is no state.
+    """
     if ops.initial is None:
-        return Uint32(0)
-    history = ops.config.history
-    there = valid & (offset < 0) & (offset >= -history) & (r >= 0) & (r < ops.initial.shape[0])
-    at = memory.address(ops.initial, r, d, offset + history)
-    return memory.load_bits(at, ops.config.x, there)
+        return [Uint32(0)] * count
+    history, dtype = ops.config.history, ops.config.x
+    exists = valid & (r >= 0) & (r < ops.initial.shape[0])
+    first = memory.address(ops.initial, r, d, offset + history)
+    step = Int64(ops.initial.stride[2]) * ELEMENT_BYTES[dtype]
+    found = []
+    for k in range(count):
+        there = exists & (offset + k < 0) & (offset + k >= -history)
+        found.append(memory.load_bits(first + step * k, dtype, there))
+    return found
 
 
 def identity(ops: Operands, b, t, valid) -> Int32:
@@ -61,7 +69,7 @@ def boundary(ops: Operands, entry) -> Int32:
 def find(ops: cutlass.Constexpr, t: Int32):
     """(sequence, its first token, the one after its last) that token t belongs to.
 
-    -1 before the first boundary, N after the last: such tokens, which legal boundaries do not leave, follow zeros.
+    -1 before the first boundary, N after the last: see `is_sequence`.
     """
     low, high = Int32(0), Int32(ops.cu_seqlens.shape[0])
     while low < high:
@@ -83,6 +91,11 @@ def advance(ops: cutlass.Constexpr, t: Int32, r: Int32, start: Int32, end: Int32
     return r, start, end
 
 
+def is_sequence(ops: Operands, r) -> Boolean:
+    """Whether r is one: results of tokens before the first boundary or after the last are zeros."""
+    return (r >= 0) & (r < ops.cu_seqlens.shape[0] - 1)
+
+
 @cute.jit
 def copy_final_states(ops: cutlass.Constexpr, block: Int32):
     """final_states[r, d, :] for one r, d of each thread; `block` counts the blocks that do this."""
@@ -98,30 +111,16 @@ def copy_final_states(ops: cutlass.Constexpr, block: Int32):
         for k in cutlass.range(config.history):
             offset = end - start - config.history + k
             bits = element(ops, b, d, start + offset, offset >= 0)
-            bits = bits | before(ops, r, d, offset, offset < 0)
+            (earlier,) = before(ops, r, d, offset, offset < 0)
             at = memory.address(ops.final, r, d, k)
-            memory.store_bits(at, bits, config.x, Boolean(True))
+            memory.store_bits(at, bits | earlier, config.x, Boolean(True))
 
 
 def weight_bits(ops: Operands, d, valid: Boolean) -> list:
-    """The packed taps of channel d, in the widest loads that every row of a contiguous weight allows."""
-    config = ops.config
-    size = ELEMENT_BYTES[config.weight]
-    granule = row_granule(config)
-    at = ops.weight.iterator.toint() + Int64(d) * (config.width * size)
-    if granule < 4:
-        taps = [memory.load_bits(at + size * j, config.weight, valid) for j in range(config.width)]
-        return memory.pack_bits(taps + taps[-1:] * (config.width % 2), config.weight)
-    words = []
-    for i in range(config.width * size // granule):
-        words += memory.load_words(at + granule * i, granule // 4, valid)
-    return words
-
-
-def row_granule(config) -> int:
-    """Bytes, at most 16, whose multiple every row of a contiguous weight is."""
-    size = config.width * ELEMENT_BYTES[config.weight]
-    return min(16, size & -size)
+    """The packed taps of channel d of a contiguous weight."""
+    width, dtype = ops.config.width, ops.config.weight
+    at = ops.weight.iterator.toint() + Int64(d) * (width * ELEMENT_BYTES[dtype])
+    return memory.constant_words(at, width, dtype, valid)
 
 
 def weights_of(words: list, config) -> list:
@@ -141,13 +140,13 @@ def bias_of(bits, config):
     return None if bits is None else memory.float_of(bits, config.bias)
 
 
-def channel_constants(ops, d, lanes: int) -> tuple[list, list]:
+def channel_constants(ops, d, lanes: int, valid: Boolean) -> tuple[list, list]:
     """Of `lanes` channels from d on: the taps of each, and the biases, in FP32; weight and bias are contiguous."""
-    config, always = ops.config, Boolean(True)
+    config = ops.config
     at = ops.weight.iterator.toint() + Int64(d) * (config.width * ELEMENT_BYTES[config.weight])
-    flat = memory.packed_floats(at, lanes * config.width, config.weight, always)
+    flat = memory.constant_floats(at, lanes * config.width, config.weight, valid)
     weights = [flat[e * config.width : (e + 1) * config.width] for e in range(lanes)]
     if ops.bias is None:
         return weights, [None] * lanes
     at = ops.bias.iterator.toint() + Int64(d) * ELEMENT_BYTES[config.bias]
-    return weights, memory.packed_floats(at, lanes, config.bias, always)
+    return weights, memory.constant_floats(at, lanes, config.bias, valid)

@@ -23,6 +23,7 @@ from .sequences import (
     element,
     find,
     identity,
+    is_sequence,
 )
 
 
@@ -110,7 +111,7 @@ class StridedKernel:
         token, at = base + place, place % CHUNK
         bits = element(ops, b, d, token, (token >= 0) & (token < ops.tokens))
         if self.config.has_initial and not self.config.has_cu_seqlens:
-            bits = bits | before(ops, b, d, token, token < 0)
+            bits = bits | before(ops, b, d, token, token < 0)[0]
         ring[at] = memory.float_of(bits, self.config.x)
         if self.config.has_seq_idx:
             ids[at] = identity(ops, b, token, Boolean(True))
@@ -128,7 +129,8 @@ class StridedKernel:
                 value = keep(value, ids[(i + k) % CHUNK] == own[i])
             if config.has_cu_seqlens:
                 offset = first + i - config.history + base + k - starts[i]
-                earlier = memory.float_of(before(ops, own[i], d, offset, Boolean(True)), config.x)
+                (earlier,) = before(ops, own[i], d, offset, Boolean(True))
+                earlier = memory.float_of(earlier, config.x)
                 value = Float32(select_(offset >= 0, value, earlier))
             sums[i] = arithmetic.fma(weight, value, sums[i])
 
@@ -141,5 +143,7 @@ class StridedKernel:
             z = arithmetic.activate(z, config.activation)
             if config.has_seq_idx:
                 z = keep(z, own[i] >= 0)
+            if config.has_cu_seqlens:
+                z = keep(z, is_sequence(ops, own[i]))
             at = memory.address(ops.out, b, d, first + i)
             memory.store_bits(at, memory.bits_of(z, config.x), config.x, i < ops.tokens - first)

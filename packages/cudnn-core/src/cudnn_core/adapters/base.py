@@ -55,6 +55,19 @@ class Adapter(abc.ABC):
     # Whether the framework has a dtype for two FP4 codes in a byte.
     packs_fp4: ClassVar[bool] = False
 
+    @property
+    @abc.abstractmethod
+    def namespace(self) -> Any:
+        """The framework's module of array functions, of those names that all of them have."""
+
+    def steps(self, count: int, beside: Any) -> Any:
+        """The integers 0..count-1, on the device of the array `beside`."""
+        return self.namespace.arange(count)
+
+    def detached(self, x: Any) -> Any:
+        """`x` itself, to compute with while no gradient is recorded."""
+        return x
+
     @abc.abstractmethod
     def describe(self, x: Any, name: str = "") -> TensorDesc:
         """Logical metadata. Packed FP4 is described in codes; uint8 stays uint8, as it is."""
@@ -64,8 +77,8 @@ class Adapter(abc.ABC):
         """What `describe` depends on, as a cheap key: dtype, shape, strides, device."""
 
     def key(self, arrays: Iterable[Any]) -> tuple:
-        """`metadata` of several arrays, with the cost of one call."""
-        return tuple(self.metadata(x) for x in arrays)
+        """`metadata` of several arrays, with the cost of one call; None stands for itself."""
+        return tuple(None if x is None else self.metadata(x) for x in arrays)
 
     @abc.abstractmethod
     def device(self, x: Any) -> Device:
@@ -96,6 +109,10 @@ class Adapter(abc.ABC):
         array = self.to_numpy(x)
         array[array < bound] = bound
 
+    def assign(self, x: Any, source: Any) -> None:
+        """Writes the content of `source` into `x`, in the framework's own way: its autograd sees it."""
+        self.to_numpy(x)[...] = self.to_numpy(source)
+
     @abc.abstractmethod
     def data_pointer(self, x: Any) -> int:
         """Address of the first element, valid while `x` is alive."""
@@ -115,6 +132,13 @@ class Adapter(abc.ABC):
     def version(self, x: Any) -> int:
         """A counter that grows when `x` is written through its framework; 0 where there is none."""
         return 0
+
+    def written(self, x: Any) -> None:  # noqa: B027 - optional
+        """Tells the framework that `x` was written behind its back: its `version` grows."""
+
+    def tracks_gradient(self, arrays: Iterable[Any]) -> bool:
+        """Whether the framework now records what is done with one of `arrays`, to differentiate it later."""
+        return False
 
     def current_stream(self, device: Device) -> int:
         """Handle of the stream on which the framework now queues work."""
@@ -155,6 +179,10 @@ class Adapter(abc.ABC):
 
     def keep_alive(self, arrays: Iterable[Any], handle: int) -> None:  # noqa: B027 - optional
         """Tells the allocator: work on the stream uses `arrays`, even when they are dropped."""
+
+    def has_no_data(self, arrays: Iterable[Any]) -> bool:
+        """Whether `arrays` are metadata only, such as torch's on the device "meta"."""
+        return False
 
     def is_subclass(self, x: Any) -> bool:
         """Whether `x` has a type of its own that wants to see every operation on it."""

@@ -22,6 +22,10 @@ class JaxAdapter(Adapter):
 
     name = "jax"
 
+    @property
+    def namespace(self) -> Any:
+        return jnp
+
     def describe(self, x: Any, name: str = "") -> TensorDesc:
         dtype = as_dtype(x.dtype, f"{name or 'array'} dtype")
         refuse_unpacked_fp4(dtype, name)

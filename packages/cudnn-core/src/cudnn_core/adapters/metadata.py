@@ -15,6 +15,10 @@ class MetadataAdapter(Adapter):
 
     name = "metadata"
 
+    @property
+    def namespace(self) -> Any:
+        raise ValueError("metadata has no array functions")
+
     def describe(self, x: Any, name: str = "") -> TensorDesc:
         if isinstance(x, TensorDesc):
             return x

@@ -27,6 +27,10 @@ class NumpyAdapter(Adapter):
 
     name = "numpy"
 
+    @property
+    def namespace(self) -> Any:
+        return np
+
     def describe(self, x: Any, name: str = "") -> TensorDesc:
         dtype = as_dtype(x.dtype, f"{name or 'array'} dtype")
         refuse_unpacked_fp4(dtype, name)

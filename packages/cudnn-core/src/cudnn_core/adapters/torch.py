@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from .. import device_info, streams
 from ..dtypes import DType, as_dtype
@@ -34,6 +35,16 @@ class TorchAdapter(Adapter):
     name = "torch"
     packs_fp4 = HAS_FP4
 
+    @property
+    def namespace(self) -> Any:
+        return torch
+
+    def steps(self, count: int, beside: Any) -> Any:
+        return torch.arange(count, device=beside.device)
+
+    def detached(self, x: Any) -> Any:
+        return x.detach()
+
     def describe(self, x: Any, name: str = "") -> TensorDesc:
         dtype = as_dtype(x.dtype, f"{name or 'tensor'} dtype")
         if x.layout is not torch.strided:
@@ -50,7 +61,12 @@ class TorchAdapter(Adapter):
         return type(x), x.dtype, x.shape, x.stride(), x.device
 
     def key(self, arrays: Iterable[Any]) -> tuple:
-        return tuple([(type(x), x.dtype, x.shape, x.stride(), x.device) for x in arrays])
+        return tuple(
+            [
+                None if x is None else (type(x), x.dtype, x.shape, x.stride(), x.device)
+                for x in arrays
+            ]
+        )
 
     def device(self, x: Any) -> Device:
         return _device(x.device)
@@ -88,11 +104,29 @@ class TorchAdapter(Adapter):
     def clamp_min(self, x: Any, bound: float) -> None:
         x.clamp_min_(bound)
 
+    def assign(self, x: Any, source: Any) -> None:
+        x.copy_(source)
+
     def data_pointer(self, x: Any) -> int:
         return x.data_ptr()
 
     def version(self, x: Any) -> int:
         return 0 if x.is_inference() else x._version
+
+    def written(self, x: Any) -> None:
+        if not x.is_inference():
+            torch.autograd.graph.increment_version(x)
+
+    def tracks_gradient(self, arrays: Iterable[Any]) -> bool:
+        # Forward mode leaves no mark on a tensor: while it is on, every call is one that it may have to refuse.
+        if forward_ad._current_level >= 0:
+            return True
+        if not torch.is_grad_enabled():
+            return False
+        for x in arrays:
+            if x is not None and x.requires_grad:
+                return True
+        return False
 
     def to_numpy(self, x: Any) -> Any:
         if x.device.type != "cpu":
@@ -160,6 +194,9 @@ class TorchAdapter(Adapter):
             or _dispatch_modes() > 0
             or _functorch_level() is not None
         )
+
+    def has_no_data(self, arrays: Iterable[Any]) -> bool:
+        return any(isinstance(x, torch.Tensor) and x.is_meta for x in arrays)
 
     def is_subclass(self, x: Any) -> bool:
         return type(x) not in PLAIN_TYPES

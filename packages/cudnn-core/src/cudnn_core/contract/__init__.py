@@ -5,12 +5,14 @@ checks everything and yields a frozen, hashable ``Problem``, from which engines,
 May import dtypes, tensor_desc and errors; never a framework, an engine or a kernel.
 """
 
+from .arrays import Array
 from .attributes import Attribute, choice, dtype_attribute, tile_hint
 from .contract import Contract, Problem, Signature
 from .dims import Dims
 from .operands import Matrix, Operand, OperandPlan, ScalarTensor, ScaleFactor
 
 __all__ = [
+    "Array",
     "Attribute",
     "Contract",
     "Dims",

@@ -56,11 +56,12 @@ class Problem:
     device: Device = field(compare=False)
     descs: tuple[TensorDesc | None, ...] = field(hash=False, compare=False, default=())
     outputs: tuple[TensorDesc | None, ...] = field(hash=False, compare=False, default=())
+    vital: tuple[str, ...] = field(compare=False, default=())
 
     @property
     def is_empty(self) -> bool:
-        """Whether some extent is 0, so that nothing can be multiplied."""
-        return any(extent == 0 for extent in self.dims.values())
+        """Whether some extent that counts is 0, so that there is nothing to compute."""
+        return any(self.dims.get(symbol, 1) == 0 for symbol in self.vital or self.dims)
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,20 @@ class Contract:
     The first operand is always present: its type says which framework a call belongs to.
 
     rules: functions of (signature, dims) that raise ValueError or NotImplementedError for combinations.
+    early: functions of (names of the tensors that are given, attributes) that do so before any tensor is looked at.
+    aliases(given names): symbols that are another name of a symbol in such a call.
+    vital: the symbols whose extent of 0 makes a problem empty; all of them when there is none.
+    folds: groups of symbols along which operands are independent, for `jax.vmap` to merge a mapped axis with.
     """
 
     name: str
     operands: tuple[Operand, ...]
     attributes: tuple[Attribute, ...]
     rules: tuple[Callable[[Signature, Mapping[str, int]], None], ...] = ()
+    early: tuple[Callable[[frozenset[str], Mapping[str, Any]], None], ...] = ()
+    aliases: Callable[[frozenset[str]], Mapping[str, str]] = lambda given: {}
+    vital: tuple[str, ...] = ()
+    folds: tuple[frozenset[str], ...] = ()
 
     def __post_init__(self) -> None:
         if self.operands[0].may_be_absent:
@@ -89,6 +98,11 @@ class Contract:
     @property
     def outputs(self) -> tuple[Operand, ...]:
         return tuple(o for o in self.operands if o.output)
+
+    @property
+    def mutated(self) -> tuple[Operand, ...]:
+        """The inputs that are written in place."""
+        return tuple(o for o in self.operands if o.mutated)
 
     @property
     def outputs_vary(self) -> bool:
@@ -113,10 +127,14 @@ class Contract:
         if len(descs) != len(operands):
             raise ValueError(mismatch(self.name, f"{len(operands)} tensors", len(descs)))
         kept = self.selecting(parsed)
-        dims, plans, made, dtypes = Dims(), [], [], {}
+        given = frozenset(o.name for o, d in zip(operands, descs, strict=True) if d is not None)
+        for rule in self.early:
+            rule(given, parsed)
+        dims, plans, made, bound, dtypes = Dims(self.aliases(given)), [], [], {}, {}
 
         def add(operand: Operand, desc: TensorDesc) -> None:
             plan = operand.bind(desc, dims, parsed)
+            bound[operand.name] = desc
             dtypes[operand.name] = plan.dtype
             plans.append(plan)
 
@@ -134,10 +152,11 @@ class Contract:
             for operand in self.outputs:
                 desc = None
                 if operand.applies(kept, dtypes):
-                    desc = operand.describe(dims, parsed, device)
+                    desc = operand.make(dims, parsed, device, bound)
                     add(operand, desc)
                 made.append(desc)
         signature = Signature(self.name, tuple(plans), tuple(kept.items()))
         for rule in self.rules:
             rule(signature, dims)
-        return Problem(signature, dict(dims), device, (*descs, *made), tuple(made))
+        every = (*descs, *made)
+        return Problem(signature, dims.extents(), device, every, tuple(made), self.vital)

@@ -37,12 +37,14 @@ class Operand:
     attributes that are in the signature, and the logical dtype names of the operands that stand before this one and
     are present. Extents and layouts decide nothing, so that a graph can tell from its constants which tensors exist.
     An output that applies is always made for a caller who passes none; only a class may leave out an optional one.
+    A `mutated` input is read and then written in place; where arrays are immutable, its new content is a result.
     """
 
     name: str
     dims: tuple[str, ...]
     output: bool = False
     optional: bool = False
+    mutated: bool = False
     meaning: str = ""
     when: Callable[[Mapping[str, Any], Mapping[str, str]], bool] | None = None
 
@@ -64,6 +66,16 @@ class Operand:
 
     def describe(self, dims: Mapping[str, int], attributes: Mapping[str, Any], device: Device):
         raise NotImplementedError
+
+    def make(
+        self,
+        dims: Mapping[str, int],
+        attributes: Mapping[str, Any],
+        device: Device,
+        bound: Mapping[str, TensorDesc],
+    ) -> TensorDesc:
+        """What to allocate for this output; `bound` has the operands that stand before it, by name."""
+        return self.describe(dims, attributes, device)
 
 
 def _check_rank(desc: TensorDesc, dims: tuple[str, ...], name: str) -> None:
@@ -149,7 +161,7 @@ class Matrix(Operand):
                 continue
             if stride < span:
                 return False
-        return not self.output or _addresses_once(desc.shape, desc.stride)
+        return not self.output or addresses_once(desc.shape, desc.stride)
 
     def _tma_ready(self, desc: TensorDesc, major: str) -> bool:
         """Whether every stride that is used is a multiple of 16 bytes.
@@ -203,7 +215,7 @@ class Matrix(Operand):
         return TensorDesc.of(dtype, shape, compact_stride(shape, order), device, self.name)
 
 
-def _addresses_once(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+def addresses_once(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether each axis steps over all that the axes inside it span: no two elements share memory.
 
     True for symbolic extents, which belong to outputs that are allocated compact.

@@ -5,14 +5,16 @@ May import the adapters and, inside `call`, the door of a framework whose arrays
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..adapters import adapter_of, common
+from ..errors import mismatch
 from ..tensor_desc import Device
 from ..tuple_dict import TupleDict
 
 if TYPE_CHECKING:
-    from ..op import Op
+    from ..op import Op, Prepared
 
 
 def call(
@@ -20,15 +22,30 @@ def call(
 ) -> TupleDict:
     """The outputs of an op, called in the form in which the framework of the inputs knows it."""
     adapter = adapter_of(inputs[0])
+    if stream is not None and adapter.name == "torch":
+        expected = "None inside torch.compile, under dispatch modes and with tensor subclasses"
+        raise ValueError(mismatch("stream", expected, repr(stream)))
+    if adapter.name == "jax":
+        adapter.stream_handle(stream, Device("unknown"))  # refuses any: JAX runs on XLA's stream
+    return TupleDict(zip(op.output_names, outputs(op, inputs, attributes), strict=True))
+
+
+def outputs(op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> Sequence[Any]:
+    """The outputs in contract order, None where one does not apply; of JAX, then what mutated inputs have become."""
     # Import statements, because torch.compile traces through here.
-    if adapter.name == "torch":
+    if adapter_of(inputs[0]).name == "torch":
         from . import torch_op
 
-        return torch_op.call(op, inputs, attributes, stream)
+        return torch_op.outputs(op, inputs, attributes)
     from . import jax_primitive
 
     names = (operand.name for operand in op.contract.inputs)
     common(dict(zip(names, inputs, strict=True)), op.short_name)
-    adapter.stream_handle(stream, Device("unknown"))  # refuses any: JAX runs on XLA's stream
-    outputs = jax_primitive.call(op, inputs, attributes)
-    return TupleDict(zip(op.output_names, outputs, strict=True))
+    return jax_primitive.call(op, inputs, attributes)
+
+
+def recorded(prepared: Prepared) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """`prepared.run` for plain torch tensors, with the op's gradient recorded."""
+    from . import torch_autograd
+
+    return torch_autograd.recorded(prepared)

@@ -30,18 +30,21 @@ def cuda_call(
     results: Sequence[jax.ShapeDtypeStruct],
     initial: Mapping[int, jax.Array] | None = None,
     scalars: Sequence[int | float] = (),
+    shared: Mapping[int, int] | None = None,
 ) -> list[jax.Array]:
     """Call `executable` on XLA's stream: (*operands, *outputs, *scalars, stream). Returns all results.
 
     results:  shape and dtype of each output, in the executable's order.
     initial:  {output index: array} for outputs that the kernel accumulates into; the buffer starts with these values.
               The array itself is not changed: XLA copies it if anything else reads it.
+    shared:   {operand index: output index} for operands that the kernel writes in place: the output is the operand's
+              buffer (a copy of it, where XLA needs the operand again) and no argument of its own.
     scalars:  numbers known while the computation is traced; part of it, not of the kernel.
 
     For use inside a lowering (`mlir.lower_fun`) or any traced function; defined for CUDA only. Raises ValueError when
     an initial array does not match its output.
     """
-    initial = dict(initial or {})
+    initial, shared = dict(initial or {}), dict(shared or {})
     for index, array in initial.items():
         if not 0 <= index < len(results):
             raise ValueError(f"initial: expected output indices below {len(results)}, got {index}")
@@ -49,17 +52,18 @@ def cuda_call(
         if (tuple(array.shape), np.dtype(array.dtype)) != expected:
             got = (tuple(array.shape), np.dtype(array.dtype))
             raise ValueError(f"initial[{index}]: expected {expected}, got {got}")
-    target = ffi_target(executable, scalars=len(scalars), in_place=bool(initial))
+    target = ffi_target(executable, scalars=len(scalars), in_place=bool(initial or shared))
     attributes = {_scalar_name(i): _attribute(value) for i, value in enumerate(scalars)}
-    if not initial:
+    if not (initial or shared):
         return list(jax.ffi.ffi_call(target, tuple(results))(*operands, **attributes))
     # The kernel gets each output once, as an operand that shares its buffer with the result. What
     # it does not accumulate into comes from `empty`, which allocates and fills nothing on a GPU.
+    fresh = [i for i in range(len(results)) if i not in shared.values()]
     buffers = [
-        initial[i] if i in initial else jax.lax.empty(tuple(result.shape), result.dtype)
-        for i, result in enumerate(results)
+        initial[i] if i in initial else jax.lax.empty(tuple(results[i].shape), results[i].dtype)
+        for i in fresh
     ]
-    aliases = {len(operands) + i: i for i in range(len(results))}
+    aliases = shared | {len(operands) + at: i for at, i in enumerate(fresh)}
     call = jax.ffi.ffi_call(target, tuple(results), input_output_aliases=aliases)
     return list(call(*operands, *buffers, **attributes))
 

@@ -11,7 +11,7 @@ The primitive takes and gives only the operands that are present, of which its s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,11 +21,12 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from ..adapters.base import refuse_unpacked_fp4
-from ..contract import Operand, Problem, ScalarTensor, ScaleFactor
+from ..contract import Array, Operand, Problem, ScalarTensor, ScaleFactor
 from ..dtypes import FLOAT4_E2M1FN, UINT8, as_dtype
 from ..engine import select
 from ..errors import mismatch
 from ..tensor_desc import Device, TensorDesc, contiguous_stride
+from . import jax_fold, jax_gradient
 
 if TYPE_CHECKING:
     from ..op import Op
@@ -36,7 +37,26 @@ BATCH = "L"
 def call(
     op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...]
 ) -> tuple[jax.Array | None, ...]:
-    """Outputs of the op on JAX arrays or tracers, as a plain tuple; None for those that do not apply."""
+    """Outputs of the op on JAX arrays or tracers, as a plain tuple; None for those that do not apply.
+
+    What mutated inputs have become comes behind them.
+    """
+    if op.backward is None:
+        return _call(op, inputs, attributes)
+    parsed = op.contract.parse_attributes(op.named(attributes))
+    given = tuple(x is not None for x in inputs)
+    if not all(
+        there or o.may_be_absent for o, there in zip(op.contract.inputs, given, strict=True)
+    ):
+        return _call(op, inputs, attributes)  # which says what is missing
+    function = jax_gradient.differentiable(op, _call, tuple(parsed.items()), given)
+    return function(*[x for x in inputs if x is not None])
+
+
+def _call(
+    op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...]
+) -> tuple[jax.Array | None, ...]:
+    """`call` without a gradient."""
     named = op.named(attributes)
     static = tuple(
         (name, UINT8 if value == FLOAT4_E2M1FN else value)
@@ -49,7 +69,8 @@ def call(
         outputs = _problem(op, given, static, False, present).outputs
         present = (*present[: len(inputs)], *(desc is not None for desc in outputs))
     made = iter(primitive(op).bind(*given, attributes=static, batched=False, present=present))
-    return tuple(next(made) if there else None for there in present[len(inputs) :])
+    outputs = tuple(next(made) if there else None for there in present[len(inputs) :])
+    return (*outputs, *made)
 
 
 def _inputs(op: Op, present: tuple[bool, ...]) -> list[Operand]:
@@ -64,6 +85,11 @@ def _outputs(op: Op, present: tuple[bool, ...]) -> list[Operand]:
     return [o for o, there in zip(op.contract.outputs, flags, strict=True) if there]
 
 
+def _mutated(op: Op, present: tuple[bool, ...]) -> list[int]:
+    """Indices, among the inputs that this call has, of those whose new content is a result as well."""
+    return [index for index, o in enumerate(_inputs(op, present)) if o.mutated]
+
+
 def _refuse_unexpressible(op: Op, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> None:
     """JAX arrays are row-major and direct calls take L = 1: say so before anything else."""
     for operand in op.contract.outputs:
@@ -74,6 +100,8 @@ def _refuse_unexpressible(op: Op, inputs: tuple[Any, ...], attributes: dict[str,
         if x is None:
             if not operand.may_be_absent:
                 raise ValueError(mismatch(operand.name, "a tensor", "None"))
+            continue
+        if isinstance(operand, Array):
             continue
         axis, rank = (0, 6) if isinstance(operand, ScaleFactor) else (-1, len(operand.dims))
         if BATCH in operand.dims and x.ndim == rank and x.shape[axis] != 1:
@@ -155,7 +183,7 @@ def _desc(operand, aval, batched: bool, batch: int, device: Device) -> TensorDes
 
 
 def _results(op: Op, avals, *, attributes: tuple, batched: bool, present: tuple):
-    """Shapes and dtypes of the present outputs as JAX sees them."""
+    """Shapes and dtypes of the present outputs as JAX sees them, then of mutated inputs."""
     problem = _problem(op, avals, attributes, batched, present)
     made = [desc for desc in problem.outputs if desc is not None]
     results = []
@@ -164,7 +192,8 @@ def _results(op: Op, avals, *, attributes: tuple, batched: bool, present: tuple)
         if batched and not _is_blocked(operand):
             shape = (shape[-1], *shape[:-1])
         results.append(jax.core.ShapedArray(shape, desc.dtype.jax()))
-    return results
+    changed = [avals[index] for index in _mutated(op, present)]
+    return [*results, *(jax.core.ShapedArray(x.shape, x.dtype) for x in changed)]
 
 
 def _is_blocked(operand) -> bool:
@@ -175,7 +204,12 @@ def _is_blocked(operand) -> bool:
 def _batch(
     op: Op, prim: Primitive, args, dims, *, attributes: tuple, batched: bool, present: tuple
 ):
-    """vmap over the primitive: the mapped axis becomes L, or multiplies the L that is there."""
+    """vmap over the primitive: the mapped axis becomes L, or multiplies the L that is there; or folds into an axis."""
+    if op.contract.folds:
+        static = {"attributes": attributes, "batched": batched, "present": present}
+        inputs = _inputs(op, present)
+        results = [*_outputs(op, present), *(inputs[i] for i in _mutated(op, present))]
+        return jax_fold.batched(op, partial(prim.bind, **static), inputs, results, args, dims)
     moved = [
         (x, False) if d is None else (jnp.moveaxis(x, d, 0), True)
         for x, d in zip(args, dims, strict=True)
@@ -231,16 +265,19 @@ def _on_cpu(op: Op):
         run = engine.compile(engine.plan(problem))
         shapes = _results(op, avals, **static)
         outputs = _outputs(op, static["present"])
+        mutated = _mutated(op, static["present"])
 
         def host(*arrays: Any) -> tuple[np.ndarray, ...]:
-            inputs = [np.asarray(x) for x in arrays]
+            inputs = [
+                np.array(x) if index in mutated else np.asarray(x) for index, x in enumerate(arrays)
+            ]
             made = [
                 np.full(s.shape, getattr(operand, "initial", 0), s.dtype)
-                for operand, s in zip(outputs, shapes, strict=True)
+                for operand, s in zip(outputs, shapes, strict=False)
             ]
             operands = (*_inputs(op, static["present"]), *outputs)
             run(*_contract_views(operands, inputs, made, static["batched"]), 0)
-            return tuple(made)
+            return (*made, *(inputs[index] for index in mutated))
 
         results = [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in shapes]
         return jax.pure_callback(host, tuple(results), *args, vmap_method=None)
@@ -272,21 +309,29 @@ def _on_cuda(op: Op):
         problem = _problem(op, avals, **static, platform="cuda")
         shapes = _results(op, avals, **static)
         outputs = _outputs(op, static["present"])
+        mutated = _mutated(op, static["present"])
         if problem.is_empty:
-            return [jnp.zeros(s.shape, s.dtype) for s in shapes]
+            named = dict(zip((o.name for o in _inputs(op, static["present"])), args, strict=True))
+            made = [
+                named.get(getattr(operand, "empty_from", ""), jnp.zeros(s.shape, s.dtype))
+                for operand, s in zip(outputs, shapes, strict=False)
+            ]
+            return [*made, *(args[index] for index in mutated)]
         engine = select(op.engines, problem)
         initial = {
             index: jnp.zeros(s.shape, s.dtype)
-            for index, (operand, s) in enumerate(zip(outputs, shapes, strict=True))
+            for index, (operand, s) in enumerate(zip(outputs, shapes, strict=False))
             if isinstance(operand, ScalarTensor)
         }
         results = [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in shapes]
+        # A mutated input shares its buffer with its result, and takes no second place among the arguments.
+        shared = {index: len(outputs) + at for at, index in enumerate(mutated)}
         for workspace in engine.workspaces(problem):
             if workspace.zeroed:
                 initial[len(results)] = jnp.zeros(workspace.nbytes, jnp.uint8)
             results.append(jax.ShapeDtypeStruct((workspace.nbytes,), jnp.uint8))
         executable = engine.compile(engine.plan(problem))
-        made = cuda_call(executable, args, results, initial, engine.scalars(problem))
+        made = cuda_call(executable, args, results, initial, engine.scalars(problem), shared)
         return made[: len(shapes)]
 
     return lowered

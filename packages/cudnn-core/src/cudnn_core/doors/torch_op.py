@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..dtypes import DType, as_dtype
-from ..errors import mismatch
-from ..tuple_dict import TupleDict
+from . import torch_autograd
 
 if TYPE_CHECKING:
     from ..op import Op
 
 _registered: set[str] = set()
+# Ops that are the gradient of another: what is to differentiate them is told that nothing can.
+_backwards: set[str] = set()
 _libraries: dict[str, torch.library.Library] = {}
 _lock = Lock()
 
@@ -32,6 +33,9 @@ def register(qualified: str) -> None:
     from ..op import REGISTRY
 
     op = REGISTRY[qualified]
+    if op.backward is not None:
+        _backwards.add(op.backward.qualified)
+        register(op.backward.qualified)
     with _lock:
         if qualified in _registered:
             return
@@ -43,6 +47,8 @@ def register(qualified: str) -> None:
         library.impl(op.short_name, kernel, "CPU")
         library.impl(op.short_name, kernel, "CUDA")
         torch.library.register_fake(qualified, _fake(op), lib=library)
+        if op.backward is not None or op.qualified in _backwards:
+            torch_autograd.register(op, library, placed)
         _registered.add(qualified)
 
 
@@ -50,23 +56,25 @@ def register(qualified: str) -> None:
 register._dynamo_marked_constant = True
 
 
-def call(op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...], stream: Any) -> TupleDict:
-    """Call the registered op and build the TupleDict outside of the graph."""
-    if stream is not None:
-        expected = "None inside torch.compile, under dispatch modes and with tensor subclasses"
-        raise ValueError(mismatch("stream", expected, repr(stream)))
+def outputs(
+    op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...]
+) -> Sequence[torch.Tensor | None]:
+    """The outputs of the registered op, in contract order, None where one does not apply."""
     register(op.qualified)
     target = getattr(getattr(torch.ops, op.namespace), op.short_name)
-    outputs = target(*inputs, *op.plain_attributes(attributes))
-    if op.contract.outputs_vary:
-        outputs = _in_place(op, inputs, attributes, outputs)
-    return TupleDict(zip(op.output_names, outputs, strict=True))
+    made = target(*inputs, *op.plain_attributes(attributes))
+    return placed(op, inputs, attributes, made)
 
 
-def _in_place(
-    op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...], made: list[torch.Tensor]
+def placed(
+    op: Op, inputs: Sequence[Any], attributes: Sequence[Any], made: Any
 ) -> list[torch.Tensor | None]:
-    """The outputs that exist, each in its place, None in the others. Dynamo traces this: constants only."""
+    """What the registered op returned as outputs in contract order, None where one does not apply.
+
+    Dynamo traces this: constants only.
+    """
+    if not op.contract.outputs_vary:
+        return list(made) if len(op.output_names) > 1 else [made]
     parsed = op.contract.parse_attributes(op.named(attributes))
     selecting = op.contract.selecting(parsed)
     dtypes = {
@@ -88,13 +96,20 @@ def _in_place(
 def schema(op: Op) -> str:
     """``(Tensor a, ..., str c_major="n", ...) -> (Tensor, Tensor)`` from the contract.
 
-    Inputs that may be absent are ``Tensor?``; where outputs may be, the result is a
-    list of those that exist, ``Tensor[]``.
+    Inputs that may be absent are ``Tensor?``, mutated ones ``Tensor(a!)``; where outputs may be absent, the result
+    is a list of those that exist, ``Tensor[]``.
     """
-    arguments = [f"Tensor{'?' if o.may_be_absent else ''} {o.name}" for o in op.contract.inputs]
+    letters = iter("abcdefgh")
+    arguments = [
+        f"Tensor{f'({next(letters)}!)' if o.mutated else ''}{'?' if o.may_be_absent else ''} {o.name}"
+        for o in op.contract.inputs
+    ]
     for attribute in op.contract.attributes:
         kind, default = _schema_type(attribute.default)
-        arguments.append(f"{kind} {attribute.name}={default}")
+        # The dispatcher leaves out arguments that are as by default, and then torch's own wrapper of a gradient for
+        # lists of tensors miscounts them: no defaults where there is a gradient.
+        ending = f"={default}" if op.backward is None else ""
+        arguments.append(f"{kind} {attribute.name}{ending}")
     results = f"({', '.join('Tensor' for _ in op.contract.outputs)})"
     return f"({', '.join(arguments)}) -> {'Tensor[]' if op.contract.outputs_vary else results}"
 
@@ -123,13 +138,25 @@ def _split(op: Op, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[A
 
 
 def _kernel(op: Op):
-    results = _existing if op.contract.outputs_vary else tuple
+    results = _results(op)
 
-    def kernel(*arguments: Any) -> Sequence[torch.Tensor]:
+    def kernel(*arguments: Any) -> torch.Tensor | Sequence[torch.Tensor]:
         inputs, attributes = _split(op, arguments)
-        return results(op.call_plain(inputs, attributes))
+        return results(op.outputs_plain(inputs, attributes))
 
     return kernel
+
+
+def _results(op: Op):
+    """From the outputs in contract order to what the op of the schema returns."""
+    if op.contract.outputs_vary:
+        return _existing
+    return tuple if len(op.output_names) > 1 else _only
+
+
+def _only(outputs: Sequence[Any]) -> Any:
+    (output,) = outputs
+    return output
 
 
 def _existing(outputs: Iterable[Any]) -> list[Any]:
@@ -137,11 +164,11 @@ def _existing(outputs: Iterable[Any]) -> list[Any]:
 
 
 def _fake(op: Op):
-    results = list if op.contract.outputs_vary else tuple
+    results = _results(op)
 
-    def fake(*arguments: Any) -> Sequence[torch.Tensor]:
+    def fake(*arguments: Any) -> torch.Tensor | Sequence[torch.Tensor]:
         inputs, attributes = _split(op, arguments)
         adapter, problem = op.bind(inputs, attributes)
-        return results(adapter.empty(desc) for desc in _existing(problem.outputs))
+        return results([None if d is None else adapter.empty(d) for d in problem.outputs])
 
     return fake

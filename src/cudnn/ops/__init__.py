@@ -3,6 +3,9 @@
 May import `cudnn_core.lazy` and the packages' tables of names; needs no framework.
 """
 
+import sys
+from types import ModuleType
+
 import cudnn
 import cudnn_attention
 import cudnn_causal_conv
@@ -16,7 +19,6 @@ _NVFP4 = (
 )
 
 COMING = {
-    **cudnn_causal_conv.COMING,
     **{
         name: why
         for name, why in cudnn_attention.COMING.items()
@@ -41,3 +43,15 @@ COMING = {
 }
 
 __getattr__, __dir__ = attach(__name__, NAMES, coming=COMING)
+
+
+class _Ops(ModuleType):
+    """A package in which a function may have the name of a submodule, as `causal_conv1d` does."""
+
+    def __setattr__(self, name, value):
+        # The import system binds each submodule to its name in the package; the function keeps the name.
+        if not (name in NAMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Ops

@@ -38,11 +38,14 @@ def config_of(named: dict, activation: str, dx) -> BackwardConv:
     )
 
 
+def source_of(config):
+    return source_backward(Plan("causal-conv/backward", "hopper", "sm_90a", config))
+
+
 def executable(config):
     from cudnn_core import cache
 
-    plan = Plan("conv/backward", "hopper", "sm_90a", config)
-    return cache.get(source_backward(plan)).call
+    return cache.get(source_of(config)).call
 
 
 def scratch(nbytes):
@@ -118,7 +121,8 @@ def law(named: dict, activation: str = "silu") -> dict:
         for name in GRADIENTS.values()
         if name in named
     }
-    loss = sum((y * g).sum() for y, g in _outputs(leaves, named, activation))
+    nothing = leaves["x"].sum() * 0.0
+    loss = sum(((y * g).sum() for y, g in _outputs(leaves, named, activation)), start=nothing)
     names = list(leaves)
     found = dict(
         zip(names, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), strict=True)

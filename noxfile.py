@@ -92,8 +92,8 @@ def test_proj_rope(session):
 
 @nox.session(name="test-causal-conv")
 def test_causal_conv(session):
-    """cudnn-causal-conv."""
-    test(session, "cudnn-causal-conv")
+    """cudnn-causal-conv, with both frameworks."""
+    test(session, "cudnn-causal-conv", groups=FRAMEWORKS)
 
 
 @nox.session(name="test-attention")

@@ -15,7 +15,7 @@ FAMILIES = (
 CORE = "cudnn_core"
 
 # What stands above the contract; nothing below it may know these.
-_UPPER = ("op", "doors", "cli", "jax_bridge", "testing")
+_UPPER = ("op", "prepared", "doors", "cli", "jax_bridge", "testing")
 _MIDDLE = ("contract", "engine", "plan", "api_base", *_UPPER)
 
 # A folder or module of core -> the parts of core it must not import.

@@ -84,7 +84,8 @@ def test_every_built_operation_is_in_the_demo(demos, block):
 def test_without_the_real_input_random_numbers_remain(demos):
     for module in demos.values():
         assert {case.source for case in module.cases(places.Host(), None)} == {"N(0, 1)"}
-        assert list(module.studies(places.Host(), None)) == []
+        if hasattr(module, "studies"):
+            assert list(module.studies(places.Host(), None)) == []
 
 
 def test_a_case_reports_a_wrong_result(demos, block):

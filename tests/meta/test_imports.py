@@ -18,6 +18,7 @@ MODULE_PATHS = (
     "cudnn.datatypes",
     "cudnn.tensor_adapter",
     "cudnn.ops",
+    "cudnn.ops.causal_conv1d",
     "cudnn.grouped_gemm",
     "cudnn.discrete_grouped_gemm",
     *(
@@ -83,9 +84,32 @@ def test_unknown_name():
 
 
 def test_convolution_stays_in_ops():
-    assert not hasattr(cudnn, "causal_conv1d_update")
-    with pytest.raises(NotImplementedError, match="coming to the package cudnn-causal-conv"):
-        _ = cudnn.ops.causal_conv1d_update
+    for name in ("causal_conv1d", "causal_conv1d_update"):
+        assert not hasattr(cudnn, name)
+        assert getattr(cudnn.ops, name).__name__ == name
+        assert name in dir(cudnn.ops)
+    with pytest.raises(NotImplementedError, match="no package of this project has planned it"):
+        _ = cudnn.ops.causal_conv1d_nwh
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from cudnn.ops.causal_conv1d import causal_conv1d",
+        "import cudnn.ops.causal_conv1d; from cudnn.ops import causal_conv1d",
+        "from cudnn.ops import causal_conv1d; import cudnn.ops.causal_conv1d",
+        "import cudnn; cudnn.ops.causal_conv1d; from cudnn.ops.causal_conv1d import causal_conv1d",
+    ],
+)
+def test_the_function_keeps_its_name_beside_the_module(statement):
+    """Upstream has a submodule of the function's name; importing it must not hide the function."""
+    code = (
+        f"{statement}\n"
+        "import cudnn, cudnn_causal_conv, sys\n"
+        "print(cudnn.ops.causal_conv1d is causal_conv1d is cudnn_causal_conv.causal_conv1d,"
+        " type(sys.modules.get('cudnn.ops.causal_conv1d', sys)).__name__)"
+    )
+    assert run(code) == "True module\n"
 
 
 # Core contract, section 8: upstream's lazy names, spelled out so that a table cannot lose one.

@@ -37,7 +37,7 @@ CONFIGS = [
 
 
 def source_of(config):
-    return source_backward(Plan("causal-conv/backward", "hopper", "sm_90a", config))
+    return source_backward(Plan("conv/backward", "hopper", "sm_90a", config))
 
 
 def kernels_of(sass):

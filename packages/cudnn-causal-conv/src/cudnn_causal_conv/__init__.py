@@ -8,16 +8,16 @@ from cudnn_core.lazy import attach
 
 NAMES = {
     "causal_conv1d": "cudnn_causal_conv.conv1d",
-    "causal_conv1d_backward": "cudnn_causal_conv.conv1d_backward",
-    "causal_conv1d_update": "cudnn_causal_conv.conv1d_update",
+    "causal_conv1d_backward": "cudnn_causal_conv.backward",
+    "causal_conv1d_update": "cudnn_causal_conv.update",
 }
 
 
 def ops():
     """The operations that are built, for the command line: loads their contracts."""
-    from cudnn_causal_conv import conv1d, conv1d_backward, conv1d_update
+    from cudnn_causal_conv import backward, conv1d, update
 
-    return (conv1d.OP, conv1d_backward.OP, conv1d_update.OP)
+    return (conv1d.OP, backward.OP, update.OP)
 
 
 __getattr__, __dir__ = attach(__name__, NAMES, submodules=("compat",))

@@ -14,7 +14,7 @@ from cudnn_core.errors import mismatch
 from cudnn_core.tensor_desc import TensorDesc
 
 from .conv1d import causal_conv1d
-from .conv1d_update import OP as UPDATE
+from .update import OP as UPDATE
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states"]
 

@@ -16,19 +16,8 @@ from cudnn_core.errors import mismatch
 from cudnn_core.op import Op
 from cudnn_core.plan import Plan
 
-from . import conv1d_backward
-from .operands import (
-    FLOATS,
-    NARROWEST,
-    activation,
-    agreeing_dtypes,
-    full_sequence_operands,
-    one_kind_of_sequences,
-    packed_in_one_row,
-    states_of,
-    why_not_float64,
-    width_within,
-)
+from . import backward
+from .operands import FLOATS, FULL_SEQUENCE, activation, full_sequence_operands, why_not_float64
 
 __all__ = ["causal_conv1d"]
 
@@ -44,7 +33,7 @@ def _wants_states(attributes: Mapping[str, Any], dtypes: Mapping[str, str]) -> b
 
 
 CONTRACT = Contract(
-    "causal-conv/conv1d",
+    "conv/conv1d",
     operands=(
         *full_sequence_operands(),
         Array(
@@ -70,10 +59,7 @@ CONTRACT = Contract(
         activation(NotImplementedError),
         Attribute("return_final_states", False, _boolean),
     ),
-    early=(one_kind_of_sequences,),
-    aliases=states_of,
-    rules=(width_within(NARROWEST), packed_in_one_row, agreeing_dtypes),
-    vital=("B", "D", "T", "R"),
+    **FULL_SEQUENCE,
     # Rows are independent of each other; so are channels.
     folds=(frozenset("BR"), frozenset("D")),
 )
@@ -116,7 +102,7 @@ OP = Op(
     namespace="cudnn_causal_conv",
     short_name="causal_conv1d",
     examples=examples,
-    backward=conv1d_backward.OP,
+    backward=backward.OP,
     keeps_operands=True,
 )
 

@@ -96,6 +96,15 @@ def agreeing_dtypes(signature: Signature, dims: Mapping[str, int]) -> None:
             raise TypeError(mismatch(name, f"dtype {x} (x's)", dtypes[name]))
 
 
+# What the contracts of forward and backward have in common.
+FULL_SEQUENCE = {
+    "early": (one_kind_of_sequences,),
+    "aliases": states_of,
+    "rules": (width_within(NARROWEST), packed_in_one_row, agreeing_dtypes),
+    "vital": ("B", "D", "T", "R"),
+}
+
+
 def why_not_float64(problem: Any) -> str | None:
     """float64 is the reference engine's alone."""
     if problem.signature.operand("x").dtype == "float64":

@@ -1,4 +1,4 @@
-"""For tests of this package: cases, hostile layouts, and an independent float64 law. Imports NumPy only.
+"""For tests of this package: cases, hostile layouts, and an independent float64 law. Imports NumPy and core's metadata.
 
 The law cuts sequences out and slides windows over them; it shares nothing with the reference's gathers.
 """
@@ -12,6 +12,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from cudnn_core.tensor_desc import TensorDesc
 
 DTYPES = {
     "float64": np.dtype(np.float64),
@@ -48,6 +50,24 @@ class Case:
     @property
     def sequences(self) -> int:
         return len(self.lengths) or self.b
+
+
+@dataclass(frozen=True)
+class Step:
+    """A decode step: x (N, D), or (N, D, S) where `tokens` is not None; slots 0: one for each row, no indices."""
+
+    rows: int = 5
+    d: int = 64
+    tokens: int | None = None
+    length: int = 3
+    slots: int = 0
+    width: int = 4
+    x: str = "bfloat16"
+    weight: str = ""
+    bias: bool = True
+    activation: str | None = "silu"
+    channel_last: bool = False
+    circular: bool = False
 
 
 @dataclass
@@ -106,6 +126,50 @@ def make(case: Case, seed: int = 0, scale: float = 1.0) -> Data:
     if case.final:
         data.dfinal_states = normal(states)
     return data
+
+
+def make_step(step: Step, seed: int = 0) -> dict[str, Any]:
+    """The operands of a decode step by name: slots in random order; with indices every fourth row is padding."""
+    random = np.random.default_rng(seed)
+    kind, weights = DTYPES[step.x], DTYPES[step.weight or step.x]
+    slots, tail = step.slots or step.rows, () if step.tokens is None else (step.tokens,)
+    state = random.standard_normal((slots, step.d, step.length)).astype(kind)
+    if step.channel_last:
+        state = np.ascontiguousarray(state.transpose(0, 2, 1)).transpose(0, 2, 1)
+    indices = None
+    if step.slots:
+        indices = random.permutation(slots)[: step.rows].astype(np.int32)
+        indices[::4] = [-1, slots, -(2**31), 2**31 - 1][seed % 4]
+    lengths = random.integers(0, 10**9, step.rows).astype(np.int32) if step.circular else None
+    return {
+        "x": random.standard_normal((step.rows, step.d, *tail)).astype(kind),
+        "conv_state": state,
+        "weight": random.standard_normal((step.d, step.width)).astype(weights),
+        "bias": random.standard_normal(step.d).astype(weights) if step.bias else None,
+        "cache_seqlens": lengths,
+        "conv_state_indices": indices,
+    }
+
+
+def described(name: str, x: np.ndarray | None, device: str) -> TensorDesc | None:
+    """Metadata of an array as it would be on a device."""
+    if x is None:
+        return None
+    stride = tuple(step // x.itemsize for step in x.strides)
+    return TensorDesc.of(x.dtype, x.shape, stride, device, name)
+
+
+def descs(case: Case, backward: bool, device: str = "cuda:0") -> list[TensorDesc | None]:
+    """Metadata of the inputs of a case's forward or backward, on a device."""
+    data = make(case)
+    names = ["x", "weight", "bias", "seq_idx", "cu_seqlens", "initial_states"]
+    names += ["dout", "dfinal_states"] * backward
+    return [described(name, getattr(data, name), device) for name in names]
+
+
+def step_descs(step: Step, device: str = "cuda:0") -> list[TensorDesc | None]:
+    """Metadata of the inputs of a decode step, on a device."""
+    return [described(name, x, device) for name, x in make_step(step).items()]
 
 
 def laid_out(values: np.ndarray, layout: str) -> np.ndarray:

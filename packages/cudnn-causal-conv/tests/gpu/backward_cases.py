@@ -3,6 +3,8 @@
 The kernels are launched as the engine does it, without contract and door. Cases and hostile layouts are the forward's.
 """
 
+import itertools
+
 import torch
 
 from cudnn_causal_conv.kernels.config import BackwardConv, layout_of
@@ -36,11 +38,14 @@ def config_of(named: dict, activation: str, dx) -> BackwardConv:
     )
 
 
+def source_of(config):
+    return source_backward(Plan("causal-conv/backward", "hopper", "sm_90a", config))
+
+
 def executable(config):
     from cudnn_core import cache
 
-    plan = Plan("causal-conv/backward", "hopper", "sm_90a", config)
-    return cache.get(source_backward(plan)).call
+    return cache.get(source_of(config)).call
 
 
 def scratch(nbytes):
@@ -79,7 +84,7 @@ def _sequences(named):
     if "cu_seqlens" not in named:
         return [(row, 0, t) for row in range(b)]
     ends = named["cu_seqlens"].tolist()
-    return [(0, first, end) for first, end in zip(ends, ends[1:], strict=False)]
+    return [(0, first, end) for first, end in itertools.pairwise(ends)]
 
 
 def _outputs(leaves, named, activation):
@@ -116,7 +121,8 @@ def law(named: dict, activation: str = "silu") -> dict:
         for name in GRADIENTS.values()
         if name in named
     }
-    loss = sum((y * g).sum() for y, g in _outputs(leaves, named, activation))
+    nothing = leaves["x"].sum() * 0.0
+    loss = sum(((y * g).sum() for y, g in _outputs(leaves, named, activation)), start=nothing)
     names = list(leaves)
     found = dict(
         zip(names, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), strict=True)

@@ -10,6 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
+from cudnn_core.testing.tiers import why_no_hopper
+
+
 def _helper(name):
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     module = importlib.util.module_from_spec(spec)
@@ -73,6 +76,47 @@ IDS = [
     for layout in ("t", "t odd", "d", "any")
     for width in (3, 4, 12)
 ]
+
+
+def config_of(case):
+    """The kernel of a case, unless extents of 1 say another."""
+    letter = case.layout[0] if case.layout[0] in "td" else "any"
+    return backward.BackwardConv(
+        case.x,
+        case.weight,
+        case.bias,
+        case.width,
+        case.activation,
+        letter,
+        has_seq_idx=case.sequences == "ids",
+        has_cu_seqlens=case.packed,
+        has_initial=case.initial,
+        has_dfinal=case.final,
+        has_dinitial=case.initial,
+    )
+
+
+def compile_one(config):
+    from cudnn_core import cache
+
+    cache.compile_ahead(backward.source_of(config))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels(request):
+    """Compiles what the selected cases need, many at once."""
+    import multiprocessing
+    import os
+    from concurrent.futures import ProcessPoolExecutor
+
+    if why_no_hopper():
+        return
+    parameters = [getattr(item, "callspec", None) for item in request.session.items]
+    selected = [spec.params.get("case") for spec in parameters if spec]
+    configs = dict.fromkeys(config_of(case) for case in selected if isinstance(case, Case))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+        list(pool.map(compile_one, configs))
 
 
 def operands(case, seed=0):

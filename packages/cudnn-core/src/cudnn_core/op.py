@@ -10,8 +10,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from operator import itemgetter
 from threading import Lock
 from typing import Any
 
@@ -19,284 +17,28 @@ from . import doors
 from .adapters import adapter_of, common
 from .adapters.base import Adapter
 from .api_base import APIBase, check_buffers_disjoint
-from .contract import Array, Contract, Matrix, Operand, Problem, ScalarTensor
+from .contract import Contract, Matrix, Problem, ScalarTensor
 from .dtypes import DType
 from .engine import Engine, select
 from .errors import mismatch
-from .overlap import overlap_check
+from .prepared import (
+    UNDECLARED,
+    Prepared,
+    executable_of,
+    explain,
+    full_shape,
+    launcher,
+    picker,
+    without_absent,
+)
 from .tensor_desc import canonical_stride
-from .tuple_dict import TupleDict
 
 REMEMBERED_CALLS = 4096
+# How often another call may become the one that is known at a look.
+LOOKS = 16
 
 # Every Op of the packages imported so far, by its torch spelling "namespace::short_name".
 REGISTRY: dict[str, Op] = {}
-
-
-class Prepared:
-    """A bound problem on one adapter: allocates its outputs and launches. Holds no tensor.
-
-    `run` is the way of a call on the current stream, for present operands only: between it and the executable stands
-    nothing that a problem could have settled beforehand.
-    """
-
-    __slots__ = (
-        "adapter",
-        "check",
-        "device",
-        "gradient",
-        "launch",
-        "made",
-        "make",
-        "mutated",
-        "names",
-        "op",
-        "places",
-        "present",
-        "problem",
-        "side_stream",
-    )
-
-    def __init__(self, op: Op, adapter: Adapter, problem: Problem) -> None:
-        engine = select(op.engines, problem)
-        self.op = op
-        self.adapter = adapter
-        self.problem = problem
-        self.device = problem.device
-        self.names = op.output_names
-        self.launch = launcher(op, adapter, problem, engine, executable_of(engine, problem))
-        operands, count = op.contract.operands, len(op.contract.inputs)
-        present = [i for i, desc in enumerate(problem.descs[:count]) if desc is not None]
-        self.present = picker(present, count)
-        self.mutated = tuple(at for at, i in enumerate(present) if operands[i].mutated)
-        self.check = overlap_check(op.contract, adapter, problem) if self.mutated else None
-        self.side_stream = None
-        if op.keeps_operands and self.device.type == "cuda":
-            self.side_stream = partial(adapter.current_stream, self.device)
-        made = [
-            (i, operand, desc)
-            for i, (operand, desc) in enumerate(
-                zip(op.contract.outputs, problem.outputs, strict=True)
-            )
-            if desc is not None
-        ]
-        self.made = tuple(desc for _, _, desc in made)
-        self.make = tuple(
-            adapter.allocator(desc, getattr(operand, "initial", None)) for _, operand, desc in made
-        )
-        self.places = tuple(i for i, _, _ in made) if len(made) < len(self.names) else None
-        self.gradient = None
-
-    def __call__(self, inputs: Sequence[Any], stream: Any) -> TupleDict:
-        if stream is not None:
-            # Inside, so that the outputs belong to the stream and their fill comes before the kernel.
-            with self.adapter.on_stream(stream, self.device):
-                outputs = self.outputs(inputs, stream)
-            # The caller may drop its tensors before the stream has read them.
-            self.adapter.keep_alive(inputs, self.adapter.stream_handle(stream, self.device))
-        else:
-            outputs = self.outputs(inputs)
-        return TupleDict.of(self.names, outputs)
-
-    def outputs(self, inputs: Sequence[Any], stream: Any = None) -> list[Any]:
-        """The outputs in contract order, None where one does not apply; mutated inputs are written."""
-        made = self.run(self.present(inputs), stream)
-        return made if self.places is None else self.placed(made)
-
-    def placed(self, made: Sequence[Any]) -> list[Any]:
-        """The outputs that apply, each in its place, None in the others."""
-        outputs = [None] * len(self.names)
-        for at, x in zip(self.places or range(len(outputs)), made, strict=True):
-            outputs[at] = x
-        return outputs
-
-    def run(self, inputs: Sequence[Any], stream: Any = None) -> list[Any]:
-        """The outputs that apply, from the inputs that are present."""
-        made = [make() for make in self.make]
-        if self.check is not None:
-            self.check(inputs)
-        try:
-            self.launch((*inputs, *made), stream)
-        except (TypeError, ValueError):
-            operands = (operand for operand, _ in present_operands(self.op, self.problem))
-            explain(self.op, dict(zip(operands, (*inputs, *made), strict=True)))
-            raise
-        for index in self.mutated:
-            self.adapter.written(inputs[index])
-        if self.side_stream is not None and (handle := self.side_stream()):
-            self.adapter.keep_alive(inputs, handle)
-        return made
-
-
-def picker(present: Sequence[int], count: int) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that gives the entries `present` of a sequence of `count`."""
-    if len(present) == count:
-        return lambda sequence: sequence
-    if len(present) == 1:
-        return lambda sequence: (sequence[present[0]],)
-    return itemgetter(*present)
-
-
-def executable_of(engine: Engine, problem: Problem) -> Callable[..., None] | None:
-    """The executable of a problem; None where `launcher` needs none, so that no kernel is compiled for nothing."""
-    if problem.is_empty and engine.platform != "cpu":
-        return None
-    return engine.compile(engine.plan(problem))
-
-
-def launcher(
-    op: Op,
-    adapter: Adapter,
-    problem: Problem,
-    engine: Engine,
-    executable: Callable[..., None] | None,
-) -> Callable[[Sequence[Any], Any], None]:
-    """launch(tensors, stream): the shortest way from tensors of this adapter to the executable.
-
-    tensors: the operands that are present, in contract order.
-    """
-    if engine.platform == "cpu":
-
-        def launch(tensors: Sequence[Any], stream: Any) -> None:
-            if stream is not None:
-                adapter.stream_handle(stream, problem.device)  # no order, but an error if none
-            executable(*map(adapter.to_numpy, tensors), 0)
-
-    elif problem.is_empty:
-
-        def launch(tensors: Sequence[Any], stream: Any) -> None:
-            with adapter.on_stream(stream, problem.device):
-                fill_empty(op, adapter, problem, tensors)
-
-        # Without an executable, and so without scratch memory.
-        return launch
-    else:
-        call = getattr(executable, "call", executable)
-        launch = adapter.launcher(call, problem.device, engine.scalars(problem))
-        restrided = odd_strides(op, problem)
-        if restrided:
-            plain = launch
-
-            def launch(tensors: Sequence[Any], stream: Any) -> None:
-                seen = list(tensors)
-                for index, stride in restrided.items():
-                    seen[index] = adapter.restride(seen[index], stride)
-                plain(seen, stream)
-
-    scratch = tuple(
-        adapter.allocator(workspace.describe(problem.device), 0.0 if workspace.zeroed else None)
-        for workspace in engine.workspaces(problem)
-    )
-    if scratch:
-        bare = launch
-
-        def launch(tensors: Sequence[Any], stream: Any) -> None:
-            if stream is None:
-                bare((*tensors, *[make() for make in scratch]), None)
-                return
-            # Inside, so that memory freed below goes back to the stream that uses it.
-            with adapter.on_stream(stream, problem.device):
-                bare((*tensors, *[make() for make in scratch]), stream)
-
-    return launch
-
-
-def without_absent(
-    op: Op, problem: Problem, launch: Callable[[Sequence[Any], Any], None]
-) -> Callable[[Sequence[Any], Any], None]:
-    """`launch` for all operands, of which it gets the present ones. ValueError if an absent one comes after all."""
-    if all(desc is not None for desc in problem.descs):
-        return launch
-    present = [index for index, desc in enumerate(problem.descs) if desc is not None]
-    names = [operand.name for operand in op.contract.operands]
-    absent = [(i, names[i]) for i in range(len(names)) if i not in present]
-
-    def launch_present(tensors: Sequence[Any], stream: Any) -> None:
-        for index, name in absent:
-            if tensors[index] is not None:
-                raise ValueError(mismatch(name, UNDECLARED, "a tensor"))
-        launch([tensors[index] for index in present], stream)
-
-    return launch_present
-
-
-def present_operands(op: Op, problem: Problem) -> list[tuple[Any, Any]]:
-    """(operand, its metadata) of those that the executable takes."""
-    operands = zip(op.contract.operands, problem.descs, strict=True)
-    return [(operand, desc) for operand, desc in operands if desc is not None]
-
-
-def fill_empty(op: Op, adapter: Adapter, problem: Problem, tensors: Sequence[Any]) -> None:
-    """Outputs of a problem with an extent of 0: arrays are zero, reductions keep prior content, at least 0."""
-    named = {}
-    for (operand, _), x in zip(present_operands(op, problem), tensors, strict=True):
-        named[operand.name] = x
-        if not operand.output:
-            continue
-        source = named.get(getattr(operand, "empty_from", ""))
-        if source is not None:
-            adapter.assign(x, source)
-            continue
-        if isinstance(operand, ScalarTensor):
-            adapter.clamp_min(x, 0.0)
-        else:
-            adapter.zero(x)
-
-
-def explain(op: Op, given: Mapping[Operand, Any]) -> None:
-    """After an executable refused its arguments: the same refusal in the contract's words, where it has them."""
-    adapter, device = common({operand.name: x for operand, x in given.items()}, op.short_name)
-    if device.type == "cpu":
-        return  # the reference engine takes any address
-    for operand, x in given.items():
-        pointer = adapter.data_pointer(x)
-        if pointer % 16 and not isinstance(operand, ScalarTensor | Array):
-            expected = "a base address aligned to 16 bytes"
-            raise ValueError(mismatch(operand.name, expected, f"address {pointer:#x}"))
-
-
-def full_shape(operand: Any, desc: Any) -> tuple[int, ...]:
-    """The extents that the executable sees: scalars get their trailing unit axes."""
-    shape = tuple(desc.shape)
-    if isinstance(operand, ScalarTensor):
-        shape += (1,) * (operand.rank - len(shape))
-    return shape
-
-
-UNDECLARED = "no tensor (none was declared)"
-
-# The batch comes last in a matrix of the contract.
-BATCH_AXIS = 2
-# Elements between lines of an axis that has only one: a multiple of 16 bytes in every dtype.
-SOLE_LINE = 128
-
-
-def odd_strides(op: Op, problem: Problem) -> dict[int, tuple[int, ...]]:
-    """Index among the present operands -> strides to pass it with, for matrices whose extent-1 axes have unusual ones.
-
-    Such a stride addresses nothing, but the executable's own checks would refuse it.
-    """
-    restrided = {}
-    for index, (operand, desc) in enumerate(present_operands(op, problem)):
-        if not isinstance(operand, Matrix):
-            continue
-        contiguous = operand.contiguous_axis(problem.signature.operand(operand.name).major)
-        wanted = tuple(
-            1
-            if axis == contiguous
-            else (SOLE_LINE if extent == 1 and axis != BATCH_AXIS else stride)
-            for axis, (extent, stride) in enumerate(zip(desc.shape, desc.stride, strict=True))
-        )
-        quantum = 128 // desc.dtype.bits
-        if any(
-            got != want and (axis == contiguous or got % quantum)
-            for axis, (got, want) in enumerate(zip(desc.stride, wanted, strict=True))
-        ):
-            packed = 2 if desc.dtype.is_fp4 else 1
-            restrided[index] = tuple(
-                s if axis == contiguous else s // packed for axis, s in enumerate(wanted)
-            )
-    return restrided
 
 
 _told: set[tuple[str, str, str]] = set()
@@ -355,6 +97,9 @@ class Op:
         self._input_names = tuple(o.name for o in contract.inputs)
         self.output_names = tuple(o.name for o in contract.outputs)
         self._prepared: dict[Any, Prepared] = {}
+        # The latest call of `run`, known again by one look at its tensors; see `_recognized`.
+        self._recent: tuple[Any, ...] | None = None
+        self._looks = LOOKS
         self._lock = Lock()
         REGISTRY[self.qualified] = self
 
@@ -390,24 +135,56 @@ class Op:
         adapter = adapter_of(inputs[0])
         if adapter is not None and adapter.watches():
             return self._run_watched(adapter, inputs, attributes, ignore_gradient)
-        try:
-            key = (attributes, adapter.key(inputs))
-            prepared = self._prepared.get(key)
-        except (AttributeError, TypeError):
-            key = prepared = None
+        prepared, present = self._recognized(inputs, attributes)
         if prepared is None:
-            if adapter is not None and (adapter.needs_op(inputs) or adapter.has_no_data(inputs)):
-                return self._run_watched(adapter, inputs, attributes, ignore_gradient)
-            prepared = self.prepare(inputs, attributes, key)
+            try:
+                key = (attributes, adapter.key(inputs))
+                prepared = self._prepared.get(key)
+            except (AttributeError, TypeError):
+                key = None
+            if prepared is None:
+                if adapter is not None and (
+                    adapter.needs_op(inputs) or adapter.has_no_data(inputs)
+                ):
+                    return self._run_watched(adapter, inputs, attributes, ignore_gradient)
+                prepared = self.prepare(inputs, attributes, key)
+            present = prepared.present(inputs)
+            self._remember_recent(prepared, inputs, attributes)
         if self.watches_gradient and not ignore_gradient and adapter.tracks_gradient(inputs):
             if self.inference_only:
                 self._refuse_gradient()
             gradient = prepared.gradient
             if gradient is None:
                 gradient = prepared.gradient = doors.recorded(prepared)
-            made = gradient(prepared.present(inputs))
-            return made if prepared.places is None else prepared.placed(made)
-        return prepared.outputs(inputs)
+            made = gradient(present)
+        else:
+            made = prepared.run(present)
+        return made if prepared.places is None else prepared.placed(made)
+
+    def _recognized(
+        self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]
+    ) -> tuple[Prepared | None, Sequence[Any]]:
+        """The latest call and the present inputs, if this is that call again; (None, ()) otherwise."""
+        recent = self._recent
+        if recent is not None:
+            known, absent, nothing, same, prepared = recent
+            if attributes == known and absent(inputs) == nothing:
+                present = prepared.present(inputs)
+                if same(*present):
+                    return prepared, present
+        return None, ()
+
+    def _remember_recent(
+        self, prepared: Prepared, inputs: tuple[Any, ...], attributes: tuple[Any, ...]
+    ) -> None:
+        """Make this the call that is known at a look, unless it has changed too often for that to help."""
+        if self._looks == 0:
+            return
+        self._looks -= 1
+        same = prepared.adapter.recognizer(prepared.present(inputs))
+        if same is not None:
+            absent = picker([i for i, x in enumerate(inputs) if x is None], len(inputs))
+            self._recent = (attributes, absent, absent((None,) * len(inputs)), same, prepared)
 
     def _run_watched(
         self,
@@ -496,6 +273,7 @@ class Op:
         """Drop remembered calls; compiled kernels stay in the compile cache."""
         with self._lock:
             self._prepared.clear()
+            self._recent, self._looks = None, LOOKS
 
 
 class OpClass(APIBase):
@@ -533,16 +311,18 @@ class OpClass(APIBase):
         self._ensure_support_checked()
         self._engine.scalars(self._problem)  # a margin that leaves no block is an error now
         self._executable = executable_of(self._engine, self._problem)
-        # What the executable itself does not check: the rank of scalars, and scale factors against their matrix.
+        operands = list(enumerate(zip(self.op.contract.operands, self._descs, strict=True)))
+        # What the executable itself does not check: scale factors against their matrix.
         self._unchecked = [
-            index
-            for index, (operand, desc) in enumerate(
-                zip(self.op.contract.operands, self._descs, strict=True)
-            )
-            if desc is not None and not isinstance(operand, Matrix)
+            (index, tuple(desc.shape))
+            for index, (operand, desc) in operands
+            if desc is not None and not isinstance(operand, (Matrix, ScalarTensor))
         ]
-        self._shapes = [
-            full_shape(self.op.contract.operands[i], self._descs[i]) for i in self._unchecked
+        # What it knows in one rank only.
+        self._ranked = [
+            (index, full_shape(operand, desc))
+            for index, (operand, desc) in operands
+            if desc is not None and isinstance(operand, ScalarTensor)
         ]
         self._expected = tuple(
             None if d is None else (tuple(d.shape), canonical_stride(d.shape, d.stride), d.dtype)
@@ -551,19 +331,20 @@ class OpClass(APIBase):
         self._is_compiled = True
 
     def _run(self, tensors: tuple[Any, ...], stream: Any) -> None:
-        launch = self._launchers.get(type(tensors[0]))
-        if launch is None:
-            launch = self._launcher(tensors)
+        launch = self._launchers.get(type(tensors[0])) or self._launcher(tensors)
         try:
-            if [tensors[i].shape for i in self._unchecked] != self._shapes:
-                tensors = self._full_rank(tensors)
+            for index, shape in self._unchecked:
+                if tensors[index].shape != shape:
+                    self._verify(tensors)
             launch(tensors, stream)
         except (AttributeError, TypeError, ValueError):
             # A refusal by the executable, or an absent tensor: told in the contract's words.
             self._verify(tensors)
-            given = zip(self.op.contract.operands, tensors, strict=True)
-            explain(self.op, {operand: x for operand, x in given if x is not None})
-            raise
+            explain(self.op, tensors)
+            seen = self._full_rank(tensors)
+            if seen is tensors:
+                raise
+            launch(seen, stream)
 
     def _launcher(self, tensors: tuple[Any, ...]) -> Callable[[Sequence[Any], Any], None]:
         """The way to the executable for arrays of one type, remembered. JAX arrays cannot be written."""
@@ -590,13 +371,12 @@ class OpClass(APIBase):
         return launch
 
     def _full_rank(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-        """`tensors` with scalars seen in their full rank; ValueError if an extent differs."""
-        self._verify(tensors)
+        """Verified `tensors` with scalars seen in their full rank; the same object if they have it."""
         seen = list(tensors)
-        for index, shape in zip(self._unchecked, self._shapes, strict=True):
+        for index, shape in self._ranked:
             if tuple(seen[index].shape) != shape:
                 seen[index] = seen[index].reshape(shape)
-        return tuple(seen)
+        return tensors if all(x is y for x, y in zip(seen, tensors, strict=True)) else tuple(seen)
 
     def _verify(self, tensors: Sequence[Any]) -> None:
         """ValueError unless every tensor has its sample's metadata."""

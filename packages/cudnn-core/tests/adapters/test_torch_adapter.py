@@ -405,7 +405,8 @@ class TestOnGpu:
         """More calls than one block of ready scalars holds; each element starts anew and alone."""
         desc = TensorDesc.of("float32", shape, device=CUDA0)
         make = ADAPTER.allocator(desc, float("-inf"))
-        torch.zeros(1, device="cuda")
+        with ADAPTER.guard(CUDA0):
+            pass  # as every call does before it allocates: the thread has a context now
         torch.set_default_dtype(torch.float64)
         try:
             with torch.cuda.stream(torch.cuda.Stream() if side else torch.cuda.default_stream()):
@@ -414,6 +415,7 @@ class TestOnGpu:
                     x = make()
                     assert ADAPTER.describe(x) == desc
                     assert not x.is_inference() and x._version == 0
+                    assert x.storage_offset() == 0 and x.data_ptr() % 16 == 0
                     assert x.isneginf().all()
                     x.fill_(7.0)
                     made.append(x)

@@ -111,6 +111,28 @@ def test_accumulating_outputs_start_from_their_initial_value(on_cpu):
         assert start.tolist() == [100.0], "the caller's array must not change"
 
 
+def test_an_operand_in_place_is_one_argument_and_a_result(on_cpu):
+    """It comes once, as an input; XLA copies it where the caller's array is needed again."""
+
+    def kernel(x, state, y, stream):
+        state, y = np.from_dlpack(state), np.from_dlpack(y)
+        y[...] = state
+        state += np.from_dlpack(x)
+
+    fake = executable(kernel)
+
+    @jax.jit
+    def run(x, state):
+        results = [Shape(x.shape, x.dtype)] * 2
+        return jax_ffi.cuda_call(fake, (x, state), results, shared={1: 1})
+
+    x, state = jnp.ones(3), jnp.arange(3.0)
+    for _ in range(2):
+        y, after = run(x, state)
+        assert (y.tolist(), after.tolist()) == ([0, 1, 2], [1, 2, 3])
+        assert state.tolist() == [0, 1, 2], "the caller's array must not change"
+
+
 def test_accumulating_output_may_come_first_or_alone(on_cpu):
     def add(x, total, stream):
         np.from_dlpack(total)[...] += np.from_dlpack(x).sum()

@@ -261,7 +261,8 @@ def test_the_cuda_lowering_passes_what_is_present(monkeypatch, bias, attributes,
     """Without a GPU: what the FFI call would be given, and which of its results start from zero."""
     calls = []
 
-    def ffi_call(executable, operands, results, initial, scalars):
+    def ffi_call(executable, operands, results, initial, scalars, shared):
+        assert not shared
         calls.append((len(operands), len(results), sorted(initial)))
         return [jnp.zeros(r.shape, r.dtype) for r in results]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cudnn_core.op import SOLE_LINE, odd_strides
+from cudnn_core.prepared import SOLE_LINE, odd_strides
 from cudnn_core.tensor_desc import TensorDesc
 from cudnn_core.testing import toy
 

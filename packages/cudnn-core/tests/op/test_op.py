@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from cudnn_core.engine import Engine, HopperEngine, ReferenceEngine, select
-from cudnn_core.op import REGISTRY, REMEMBERED_CALLS, Op, Prepared
+from cudnn_core.op import REGISTRY, REMEMBERED_CALLS, Op
 from cudnn_core.plan import Plan
+from cudnn_core.prepared import Prepared
 from cudnn_core.tensor_desc import Device, TensorDesc
 from cudnn_core.testing.toy import CONTRACT, ENGINE, OP, CountingEngine, Toy, reference, toy
 from cudnn_core.tuple_dict import TupleDict

@@ -6,7 +6,8 @@ import pytest
 from cudnn_core.adapters import adapter_of
 from cudnn_core.contract import ScalarTensor
 from cudnn_core.engine import Workspace
-from cudnn_core.op import REGISTRY, Op, fill_empty, launcher, without_absent
+from cudnn_core.op import REGISTRY, Op
+from cudnn_core.prepared import fill_empty, launcher, without_absent
 from cudnn_core.testing import toy
 from cudnn_core.tuple_dict import TupleDict
 

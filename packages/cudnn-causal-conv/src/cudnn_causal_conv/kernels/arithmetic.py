@@ -45,10 +45,17 @@ def multiply(a: Float32, b: Float32) -> Float32:
 
 def tap_sum(history: list, weights: list, bias) -> Float32:
     """sum_j weights[j] * history[j] + bias, in the order above; bias may be None."""
-    total = Float32(0.0)
-    for value, weight in zip(history, weights, strict=True):
-        total = fma(weight, value, total)
-    return total if bias is None else add(total, bias)
+    return tap_sums([history], [weights], [bias])[0]
+
+
+def tap_sums(histories: list, weights: list, biases: list) -> list:
+    """`tap_sum` of several values, instruction by instruction: the compiler keeps the order, and none waits."""
+    totals = [Float32(0.0)] * len(histories)
+    for j in range(len(weights[0])):
+        steps = zip(histories, weights, totals, strict=True)
+        totals = [fma(weight[j], history[j], total) for history, weight, total in steps]
+    pairs = zip(totals, biases, strict=True)
+    return [total if bias is None else add(total, bias) for total, bias in pairs]
 
 
 def sigmoid(z: Float32) -> Float32:
@@ -56,8 +63,15 @@ def sigmoid(z: Float32) -> Float32:
 
     0 from where exp(-z) passes 2^126 on; NaN stays NaN.
     """
-    power = _pure([multiply(z, Float32(NEGATIVE_LOG2_E))], "ex2.approx.ftz.f32 $0, $1;")
-    return _pure([add(power, Float32(1.0))], "rcp.approx.ftz.f32 $0, $1;")
+    return sigmoids([z])[0]
+
+
+def sigmoids(values: list) -> list:
+    """`sigmoid` of several values, instruction by instruction."""
+    powers = [multiply(z, Float32(NEGATIVE_LOG2_E)) for z in values]
+    powers = [_pure([p], "ex2.approx.ftz.f32 $0, $1;") for p in powers]
+    powers = [add(p, Float32(1.0)) for p in powers]
+    return [_pure([p], "rcp.approx.ftz.f32 $0, $1;") for p in powers]
 
 
 def activate(z: Float32, activation: str) -> Float32:

@@ -1,7 +1,8 @@
-"""The backward of the causal convolution: one host function, two launches, more where there are states or packing.
+"""The backward of the causal convolution: one host function of one or two launches, more with states or packing.
 
 It takes the arrays of `config.names`, the number of thread blocks that may run at once (unused), the stream. The
 first kernel leaves sums of weight and bias gradients, one set a split, in the workspace; the second adds them in order.
+A single split needs no second one.
 """
 
 import cuda.bindings.driver as cuda
@@ -11,7 +12,7 @@ from cutlass import Boolean, Int32, Int64
 
 from .backward_channels import ChannelColumns
 from .backward_states import InitialStates, Names
-from .backward_tokens import TokenRows, lanes_of
+from .backward_tokens import TokenRows, fold_of
 from .backward_wide import WideInitialStates, WideRows
 from .config import CHUNK, VECTOR_BYTES, WIDEST_UNROLLED
 from .launch import address_of, fake, multiple, steps_of
@@ -27,6 +28,8 @@ MAIN = (
     "dout",
     "dfinal_states",
     "dx",
+    "dweight",
+    "dbias",
     "partials",
 )
 STATES = (
@@ -78,7 +81,8 @@ class Backward:
                 each = Int64(channels) * (4 * self.sums.rows)
                 splits = Int32(Int64(partials.shape[0]) // each)
                 self._main(named, splits, stream)
-            self.sums.launch(partials, dweight, named.get("dbias"), splits, stream)
+            if splits != 1:
+                self.sums.launch(partials, dweight, named.get("dbias"), splits, stream)
             if cutlass.const_expr(self.config.has_dinitial):
                 if named["dinitial_states"].shape[0] > 0:
                     self.states.launch(*[named.get(name) for name in STATES], stream)
@@ -92,7 +96,7 @@ class Backward:
         if cutlass.const_expr(isinstance(self.scalar, TokenRows)):
             rows = [address_of(named["x"]), *steps_of(named["x"], 0, 1)]
             spare = Int32(0) if multiple(rows, VECTOR_BYTES) else Int32(CHUNK - 1)
-            operands += [lanes_of(tokens), spare]
+            operands += [fold_of(tokens), spare]
         if cutlass.const_expr(self.vector is None):
             self.scalar.launch(*operands, stream)
         else:

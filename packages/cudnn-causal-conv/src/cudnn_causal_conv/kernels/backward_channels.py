@@ -5,16 +5,19 @@ gradients of the last inputs, the weights and their gradients in registers; load
 gradient of an input is finished width - 1 tokens later, so a walk goes that far past its span.
 """
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, Uint32
 
 from . import arithmetic, memory, parts
 from .config import ELEMENT_BYTES
+from .reduce import Totals, settle
 
 WARPS = 4
-# Spans are multiples of it, and it is one of `depth`.
-GRANULE = 8
+# Spans are multiples of it, and `depth` divides it.
+GRANULE = 16
 # Threads, each of which has its own place in every slot of the ring.
 SLOT = 32 * WARPS
 
@@ -25,11 +28,9 @@ class Place:
     def __init__(self, kernel, x, splits):
         self.batches, self.channels, self.tokens = x.shape
         thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
+        tile, self.split, _ = cute.arch.block_idx()
         self.thread, self.lane, self.warp = thread, thread % 32, thread // 32
-        tiles = (self.channels + kernel.tile - 1) // kernel.tile
-        self.split = block // tiles
-        self.tile = block % tiles * kernel.tile
+        self.tile = tile * kernel.tile
         first = self.tile + self.lane * kernel.each
         self.exists = first < self.channels
         last = self.channels - 1
@@ -55,6 +56,15 @@ def spans(batches, tokens, splits):
     return per_row, span, rows
 
 
+class Held(NamedTuple):
+    """What a thread keeps from token to token. ring: registers, or None where it is shared memory."""
+
+    past: cute.Tensor
+    unfinished: cute.Tensor
+    ring: cute.Tensor | None
+    sums: cute.Tensor
+
+
 class ChannelColumns:
     """vector: one access for the channels of a thread; otherwise element by element, at any strides."""
 
@@ -65,10 +75,11 @@ class ChannelColumns:
         each: int = 4,
         depth: int = 8,
         blocks_per_sm: int = 0,
-        fence: int = 0,
+        together: int = 2,
     ):
         self.config, self.vector = config, vector
-        self.fence = fence
+        # Tokens whose gradients are computed side by side.
+        self.together = together
         self.each, self.depth = each if vector else 1, depth
         self.blocks_per_sm = blocks_per_sm
         self.carveout = 100
@@ -81,13 +92,39 @@ class ChannelColumns:
 
     @cute.jit
     def launch(
-        self, x, weight, bias, ids, bounds, initial, dout, dfinal, dx, partials, splits, stream
+        self,
+        x,
+        weight,
+        bias,
+        ids,
+        bounds,
+        initial,
+        dout,
+        dfinal,
+        dx,
+        dweight,
+        dbias,
+        partials,
+        splits,
+        stream,
     ):
         tiles = (x.shape[1] + self.tile - 1) // self.tile
         self._kernel(
-            x, weight, bias, ids, bounds, initial, dout, dfinal, dx, partials, splits
+            x,
+            weight,
+            bias,
+            ids,
+            bounds,
+            initial,
+            dout,
+            dfinal,
+            dx,
+            dweight,
+            dbias,
+            partials,
+            splits,
         ).launch(
-            grid=[tiles * splits, 1, 1],
+            grid=[tiles, splits, 1],
             block=[32 * WARPS, 1, 1],
             min_blocks_per_mp=self.blocks_per_sm,
             preferred_smem_carveout=self.carveout,
@@ -106,6 +143,8 @@ class ChannelColumns:
         dout: cute.Tensor,
         dfinal,
         dx: cute.Tensor,
+        dweight: cute.Tensor,
+        dbias,
         partials: cute.Tensor,
         splits: Int32,
     ):
@@ -122,7 +161,9 @@ class ChannelColumns:
             t0 = c * place.span
             if b < place.batches and t0 < place.tokens:
                 self._walk(place, taps, x, dout, b, t0, operands, sums)
-        self._finish(place, partials, sums)
+        # The launch that adds the splits may begin to wait for the last blocks.
+        cute.arch.griddepcontrol_launch_dependents()
+        self._finish(place, Totals(dweight, dbias, partials, splits), sums)
 
     @cute.jit
     def _walk(self, place, taps, x, dout, b, t0, operands, sums):
@@ -136,10 +177,10 @@ class ChannelColumns:
             ring = cute.make_rmem_tensor(2 * depth * count, Uint32)
         sources = (self._row(x, place, b), self._row(dout, place, b))
         target = self._row(dx, place, b)
-        for p in cutlass.range_constexpr(depth - 1):
+        for p in cutlass.range_constexpr(0, depth - self.together, self.together):
             self._fetch(ring, p, place, sources, t0 + p)
         self._begin(place, past, unfinished, sources[0], ids, initial, b, t0)
-        held = (past, unfinished, ring, sums)
+        held = Held(past, unfinished, ring, sums)
         whole = (t1 - t0) // depth * depth
         for i in cutlass.range(0, whole, depth, unroll=1):
             u = t0 + i
@@ -166,31 +207,33 @@ class ChannelColumns:
 
     @cute.jit
     def _fetch(self, ring, p: cutlass.Constexpr, place, sources, u):
-        """Issues the loads of token u into slot p; those past the end read the last token."""
-        safe = cutlass.min(u, place.tokens - 1)
-        for which in cutlass.range_constexpr(2):
-            base, step = sources[which]
-            if cutlass.const_expr(self.vector):
-                slot = place.ring + (2 * p + which) * SLOT * self.size
-                parts.copy_ahead(slot, parts.step_from(base[0], safe, step), self.size)
-            else:
-                words = self._load(base, Int64(safe) * step)
-                for w in cutlass.range_constexpr(self.count):
-                    ring[(p * 2 + which) * self.count + w] = words[w]
+        """Issues the loads of tokens from u on into slots from p on; those past the end read the last token."""
+        for ahead in cutlass.range_constexpr(self.together):
+            safe = cutlass.min(u + ahead, place.tokens - 1)
+            for which in cutlass.range_constexpr(2):
+                base, step = sources[which]
+                if cutlass.const_expr(self.vector):
+                    slot = place.ring + (2 * (p + ahead) + which) * SLOT * self.size
+                    parts.copy_ahead(slot, parts.step_from(base[0], safe, step), self.size)
+                else:
+                    words = self._load(base, Int64(safe) * step)
+                    for w in cutlass.range_constexpr(self.count):
+                        ring[((p + ahead) * 2 + which) * self.count + w] = words[w]
         if cutlass.const_expr(self.vector):
             parts.close_ahead()
 
     def _take(self, ring, p, place):
-        """The input and the gradient of the output of the token in slot p."""
-        if not self.vector:
-            return [ring[p * 2 * self.count + w] for w in range(2 * self.count)]
-        parts.wait_ahead(self.depth - 1)
-        first = place.ring + 2 * p * SLOT * self.size
-        return [
-            w
-            for which in (0, 1)
-            for w in parts.load_shared(first + which * SLOT * self.size, self.count)
-        ]
+        """The inputs and the gradients of the outputs of the tokens in slots from p on."""
+        if self.vector:
+            parts.wait_ahead(self.depth // self.together - 1)
+        found = []
+        for slot in range(2 * p, 2 * (p + self.together)):
+            if self.vector:
+                words = parts.load_shared(place.ring + slot * SLOT * self.size, self.count)
+            else:
+                words = [ring[slot * self.count + w] for w in range(self.count)]
+            found.append(self._widen(words))
+        return found[::2], found[1::2]
 
     def _load(self, base, offset):
         dtype = self.config.x
@@ -240,68 +283,91 @@ class ChannelColumns:
     @cute.jit
     def _block(self, place, taps, sources, target, where, operands, held, plain: cutlass.Constexpr):
         """`depth` tokens. plain: all are the walk's own, and none lies near the end of a sequence."""
-        each, depth, history, count = self.each, self.depth, self.history, self.count
-        ids, bounds, initial, dfinal, dx = (
-            operands.ids,
-            operands.bounds,
-            operands.initial,
-            operands.dfinal,
-            operands.dx,
-        )
-        b, _t0, t1, first = where
-        past, unfinished, ring, sums = held
-        width = history + 1
+        depth, together = self.depth, self.together
+        _b, _t0, t1, first = where
         if cutlass.const_expr(self.vector):
             base, step = target
             target = ([parts.step_from(base[0], first, step)], step)
-        before = [[past[k * each + i] for k in range(history)] for i in range(each)]
-        pending = [[unfinished[k * each + i] for k in range(history)] for i in range(each)]
-        for p in cutlass.range_constexpr(depth):
-            u = first + p
-            if cutlass.const_expr(p % (self.fence or 99) == 0 and p > 0):
-                cute.arch.sync_warp()
-            # The slot of the token before this one is free again.
-            self._fetch(ring, (p - 1) % depth, place, sources, u + depth - 1)
-            words = self._take(ring, p, place)
-            inputs, douts = self._widen(words[:count]), self._widen(words[count:])
-            sight = None
-            if cutlass.const_expr(not plain):
-                sight = Sight(self, place, ids, bounds, b, u)
-            finished = []
-            for i in cutlass.range_constexpr(each):
-                inside = [inputs[i], *before[i]]
-                seen = inside
-                if cutlass.const_expr(not plain):
-                    seen = self._masked(sight, initial, inside, place.places[i], u)
-                g = taps[i].dz(seen, douts[i])
-                if cutlass.const_expr(plain):
-                    self._accumulate(sums, i, g, seen)
-                else:
-                    g = parts.keep(g, sight.counts)
-                    if u < t1:
-                        self._accumulate(sums, i, g, seen)
-                spread = []
-                for k in cutlass.range_constexpr(width):
-                    given = g
-                    if cutlass.const_expr(not plain):
-                        given = parts.keep(g, sight.sees[k])
-                    spread.append(taps[i].spread(given, k, pending[i][k - 1] if k else None))
-                finished.append(spread[history])
-                pending[i] = spread[:history]
-                before[i] = inside[:history]
-            self._emit(place, target, sight, where, p, dfinal, dx, finished, plain)
-        for k in cutlass.range_constexpr(history):
-            for i in cutlass.range_constexpr(each):
-                past[k * each + i] = before[i][k]
-                unfinished[k * each + i] = pending[i][k]
+        for p in cutlass.range_constexpr(0, depth, together):
+            # The slots of the tokens before these are free again.
+            free, u = (p - together) % depth, first + p
+            if cutlass.const_expr(plain):
+                self._fetch(held.ring, free, place, sources, u + depth - together)
+                self._group(place, taps, target, where, operands, held, p, True)
+            else:
+                if u < t1 + self.history:
+                    self._fetch(held.ring, free, place, sources, u + depth - together)
+                    self._group(place, taps, target, where, operands, held, p, False)
 
-    def _accumulate(self, sums, i, g, seen):
-        width = self.config.width
+    @cute.jit
+    def _group(
+        self,
+        place,
+        taps,
+        target,
+        where,
+        operands,
+        held,
+        p: cutlass.Constexpr,
+        plain: cutlass.Constexpr,
+    ):
+        """The tokens in slots from p on, side by side."""
+        each, together, history = self.each, self.together, self.history
+        b, _t0, t1, first = where
+        inputs, douts = self._take(held.ring, p, place)
+        before = [[held.past[k * each + i] for k in range(history)] for i in range(each)]
+        seen, sights = [], [None] * together
+        for n in cutlass.range_constexpr(together):
+            inside = [[inputs[n][i], *before[i]] for i in range(each)]
+            before = [line[:history] for line in inside]
+            if cutlass.const_expr(not plain):
+                u = first + p + n
+                sights[n] = Sight(self, place, operands.ids, operands.bounds, b, u)
+                inside = [
+                    self._masked(sights[n], operands.initial, inside[i], place.places[i], u)
+                    for i in range(each)
+                ]
+            seen += inside
+        for i in cutlass.range_constexpr(each):
+            for k in cutlass.range_constexpr(history):
+                held.past[k * each + i] = before[i][k]
+        dz = parts.gradients(taps * together, seen, [g for line in douts for g in line])
+        for n in cutlass.range_constexpr(together):
+            some = slice(n * each, (n + 1) * each)
+            found, inside = dz[some], seen[some]
+            if cutlass.const_expr(plain):
+                self._accumulate(held.sums, found, inside)
+            else:
+                found = [parts.keep(g, sights[n].counts) for g in found]
+                if first + p + n < t1:
+                    self._accumulate(held.sums, found, inside)
+            finished = self._spread(taps, held.unfinished, found, sights[n])
+            self._emit(place, target, sights[n], where, p + n, operands, finished, plain)
+
+    def _spread(self, taps, unfinished, dz, sight):
+        """Adds what a token gives to the inputs before it; the gradients that are finished by that."""
+        each, history = self.each, self.history
+        finished = None
+        for k in range(history, -1, -1):
+            given = dz if sight is None else [parts.keep(g, sight.sees[k]) for g in dz]
+            so_far = [unfinished[(k - 1) * each + i] if k else None for i in range(each)]
+            total = [taps[i].spread(given[i], k, so_far[i]) for i in range(each)]
+            if k == history:
+                finished = total
+            else:
+                for i in range(each):
+                    unfinished[k * each + i] = total[i]
+        return finished
+
+    def _accumulate(self, sums, dz, seen):
+        width, each = self.config.width, self.each
         for j in range(width):
-            at = j * self.each + i
-            sums[at] = arithmetic.fma(g, seen[width - 1 - j], sums[at])
-        at = width * self.each + i
-        sums[at] = arithmetic.add(sums[at], g)
+            for i in range(each):
+                at = j * each + i
+                sums[at] = arithmetic.fma(dz[i], seen[i][width - 1 - j], sums[at])
+        for i in range(each):
+            at = width * each + i
+            sums[at] = arithmetic.add(sums[at], dz[i])
 
     @cute.jit
     def _masked(self, sight, initial, inside, channel, u):
@@ -326,13 +392,13 @@ class ChannelColumns:
         sight,
         where,
         p: cutlass.Constexpr,
-        dfinal,
-        dx,
+        operands,
         finished,
         plain: cutlass.Constexpr,
     ):
         """Stores the gradient of the input `history` tokens before token p, if it is the walk's own."""
         _b, t0, t1, first = where
+        dfinal, dx = operands.dfinal, operands.dx
         ahead = p - self.history
         t = first + ahead
         if cutlass.const_expr(plain):
@@ -372,7 +438,7 @@ class ChannelColumns:
                     parts.put(dx.element_type, at, values[i])
 
     @cute.jit
-    def _finish(self, place, partials, sums):
+    def _finish(self, place, totals, sums):
         """Sums over the warps of a block, in order."""
         each, tile = self.each, self.tile
         size = self.rows * tile
@@ -393,7 +459,7 @@ class ChannelColumns:
                 for w in cutlass.range_constexpr(1, WARPS):
                     total = arithmetic.add(total, shared[w * size + at])
                 where = (place.split, at // tile, channel)
-                parts.put_partial(partials, total, *where, self.rows, place.channels)
+                settle(totals, total, *where, self.rows)
 
 
 class Sight:

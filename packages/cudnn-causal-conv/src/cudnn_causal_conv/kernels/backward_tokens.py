@@ -11,55 +11,81 @@ tokens into its first lane; what lies in a lane before the row or after it count
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int32, Int64, Uint8, Uint32
 
 from . import arithmetic, memory, parts
 from .config import CHUNK as TOKENS
 from .config import ELEMENT_BYTES, VECTOR_BYTES
-
-WARPS = 4
+from .reduce import Totals, settle
 
 
 class Walk:
     """Where this thread is: its channel, its place among the lanes of a row, its warp's chunks."""
 
-    def __init__(self, x, splits, lanes, spare):
+    def __init__(self, warps, x, splits, fold, spare, margin):
         self.batches, self.channels, self.tokens = x.shape
-        self.lanes, self.spare = lanes, spare
+        # What costs nothing to compute again need not wait in registers: no division.
+        self.lanes, self.spare = Int32(1) << fold, spare
         thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
+        tile, self.split, _ = cute.arch.block_idx()
         lane = thread % 32
-        self.lane = lane % lanes
-        self.peer = (lane - self.lane) + (self.lane + 1) % lanes
-        rows = 32 // lanes
-        tiles = (self.channels + WARPS * rows - 1) // (WARPS * rows)
-        self.split = block // tiles
-        row = (block % tiles * WARPS + thread // 32) * rows + lane // lanes
+        self.lane = lane & (self.lanes - 1)
+        self.peer = (lane - self.lane) + ((self.lane + 1) & (self.lanes - 1))
+        row = (tile * warps + thread // 32) * (Int32(32) >> fold) + (lane >> fold)
         self.exists = row < self.channels
         # Lanes without a channel keep the warp whole; they store nothing.
         self.channel = cutlass.min(row, self.channels - 1)
-        self.step = lanes * TOKENS
+        self.step, self.own = self.lanes * TOKENS, self.lane * TOKENS
         self.per_row = (self.tokens + spare + self.step - 1) // self.step
+        # The chunks of a row whose tokens all exist, `margin` of them after the chunk too.
+        self.plain_first = cutlass.min(spare, 1)
+        self.plain_end = cutlass.max(self.tokens - margin, 0) // self.step
         total = self.batches * self.per_row
         share = (total + splits - 1) // splits
+        # Whole rows where there are several: no chunk is computed twice.
+        share = parts.choose(
+            share > self.per_row,
+            (share + self.per_row - 1) // self.per_row * self.per_row,
+            share,
+        )
         self.first = cutlass.min(self.split * share, total)
         self.end = cutlass.min(self.first + share, total)
 
 
-class TokenRows:
-    """vector: 16-byte accesses; otherwise element by element, at any strides."""
+def skew_of(walk, address, dtype):
+    """Tokens of a row that its first 16 bytes leave out."""
+    low = Int32(address & Int64(VECTOR_BYTES - 1))
+    return cutlass.min(low // ELEMENT_BYTES[dtype], walk.spare)
 
-    def __init__(self, config, vector: bool, depth: int = 2, blocks_per_sm: int = 0):
+
+class TokenRows:
+    """vector: 16-byte copies, `depth` - 1 chunks ahead; otherwise element by element, at any strides."""
+
+    def __init__(
+        self,
+        config,
+        vector: bool,
+        warps: int = 2,
+        depth: int = 3,
+        group: int = 4,
+        blocks_per_sm: int = 0,
+    ):
         self.config, self.vector = config, vector
-        self.depth = depth if vector else 1
+        self.warps, self.depth = warps, depth if vector else 1
+        # Of a ring's slot: 16 bytes of each thread, of which a short halo leaves some empty.
+        self.piece = VECTOR_BYTES * 32 * warps
         self.blocks_per_sm = blocks_per_sm
-        self.carveout = 0
+        # Tokens whose gradients are computed side by side.
+        self.group = group
+        self.carveout = 50 if vector else 0
         self.history = config.width - 1
         # Inputs before a lane's own that one access brings.
         self.halo = 4 if self.history <= 4 else 8
         self.segmented = config.has_seq_idx or config.has_cu_seqlens
-        count = parts.words_in
-        self.counts = [count(config.x, n) for n in (TOKENS, self.halo, TOKENS)]
+        size = ELEMENT_BYTES[config.x]
+        # A thread's bytes of a chunk: own inputs, inputs before them, gradients of outputs.
+        self.sizes = (TOKENS * size, self.halo * size, TOKENS * size)
+        self.slot = sum(-(-size // VECTOR_BYTES) for size in self.sizes) * self.piece
 
     @cute.jit
     def launch(
@@ -73,19 +99,35 @@ class TokenRows:
         dout,
         dfinal,
         dx,
+        dweight,
+        dbias,
         partials,
         splits,
-        lanes,
+        fold,
         spare,
         stream,
     ):
-        rows = WARPS * (32 // lanes)
+        rows = Int32(32 * self.warps) >> fold
         tiles = (x.shape[1] + rows - 1) // rows
         self._kernel(
-            x, weight, bias, ids, bounds, initial, dout, dfinal, dx, partials, splits, lanes, spare
+            x,
+            weight,
+            bias,
+            ids,
+            bounds,
+            initial,
+            dout,
+            dfinal,
+            dx,
+            dweight,
+            dbias,
+            partials,
+            splits,
+            fold,
+            spare,
         ).launch(
-            grid=[tiles * splits, 1, 1],
-            block=[32 * WARPS, 1, 1],
+            grid=[tiles, splits, 1],
+            block=[32 * self.warps, 1, 1],
             min_blocks_per_mp=self.blocks_per_sm,
             preferred_smem_carveout=self.carveout,
             stream=stream,
@@ -103,14 +145,17 @@ class TokenRows:
         dout: cute.Tensor,
         dfinal,
         dx: cute.Tensor,
+        dweight: cute.Tensor,
+        dbias,
         partials: cute.Tensor,
         splits: Int32,
-        lanes: Int32,
+        fold: Int32,
         spare: Int32,
     ):
-        """spare: the largest skew of a row of x."""
-        config, depth = self.config, self.depth
-        walk = Walk(x, splits, lanes, spare)
+        """fold: log2 of the lanes that share a row. spare: the largest skew of a row of x."""
+        config = self.config
+        margin = self.history if dfinal is not None else 0
+        walk = Walk(self.warps, x, splits, fold, spare, margin)
         taps = parts.Taps(config, weight, bias, walk.channel)
         sums = cute.make_rmem_tensor(config.width + 1, Float32)
         carry = cute.make_rmem_tensor(self.history, Float32)
@@ -125,85 +170,106 @@ class TokenRows:
         chunks = walk.end - walk.first
         if chunks > 0:
             chunks = chunks + warm
-        start = walk.end + warm - 1
-        load_b, load_c = start // walk.per_row, start % walk.per_row
-        b, c = load_b, load_c
-        # Where the walk's rows begin; the loads run ahead of the stores by `depth` chunks.
-        starts = cute.make_rmem_tensor(3, Int64)
-        for i, tensor in enumerate((x, dout, dx)):
-            starts[i] = memory.address(tensor, b, walk.channel)
-        back = [Int64(t.stride[0]) * (t.element_type.width // 8) for t in (x, dout, dx)]
-        # The address of the row of x whose chunk is computed, as far as it matters to the skew.
-        low = Int32(starts[0] & Int64(VECTOR_BYTES - 1))
-        per_stage = sum(self.counts)
-        stages = cute.make_rmem_tensor(depth * per_stage, Uint32)
         operands = parts.Operands(x, ids, bounds, initial, dout, dfinal, dx)
-        for i in cutlass.range(-depth, chunks, depth, unroll=1):
-            for s in cutlass.range_constexpr(depth):
-                words = [stages[s * per_stage + w] for w in range(per_stage)]
-                if i + s + depth < chunks:
-                    self._fetch(stages, s * per_stage, walk, starts, operands, load_c)
-                    load_c = load_c - 1
-                    if load_c < 0:
-                        load_c = walk.per_row - 1
-                        starts[0] = starts[0] - back[0]
-                        starts[1] = starts[1] - back[1]
-                if i + s >= 0 and i + s < chunks:
-                    own = i + s >= warm
-                    where = (b, c, own, skew_of(walk, low, config.x), starts[2])
-                    self._chunk(walk, taps, words, where, operands, sums, carry)
-                    c = c - 1
-                    if c < 0:
-                        c = walk.per_row - 1
-                        b = b - 1
-                        starts[2] = starts[2] - back[2]
-                        low = low - Int32(back[0] & Int64(VECTOR_BYTES - 1))
-        self._finish(walk, partials, sums)
+        self._walk(walk, taps, operands, walk.end + warm - 1, chunks, warm, sums, carry)
+        # The launch that adds the splits may begin to wait for the last blocks.
+        cute.arch.griddepcontrol_launch_dependents()
+        self._finish(walk, Totals(dweight, dbias, partials, splits), sums)
 
     @cute.jit
-    def _fetch(self, stages, base, walk, starts, operands, c):
-        """Issues the loads of a chunk: own inputs, inputs before them, gradients of outputs."""
-        dtype = self.config.x
-        low = Int32(starts[0] & Int64(VECTOR_BYTES - 1))
-        t = (c * walk.lanes + walk.lane) * TOKENS - skew_of(walk, low, dtype)
+    def _walk(self, walk, taps, operands, start, chunks, warm, sums, carry):
+        """Chunks from number `start` of all rows backwards; the copies run ahead of the sums."""
+        dtype, ahead = self.config.x, self.depth - 1
+        tensors = (operands.x, operands.dout, operands.dx)
+        b, c = start // walk.per_row, start % walk.per_row
+        copied = c
+        # Where the rows begin: two of the copies, one of the stores; and the lane's first token in them, less c * step.
+        x, dout, target = (memory.address(tensor, b, walk.channel) for tensor in tensors)
+        back = [Int64(tensor.stride[0]) * ELEMENT_BYTES[dtype] for tensor in tensors]
+        copied_own = walk.own - skew_of(walk, x, dtype)
+        own, low = copied_own, Int32(x & Int64(VECTOR_BYTES - 1))
+        fill, take, limit = Int32(0), Int32(0), Int32(0)
         if cutlass.const_expr(self.vector):
-            if t >= 0 and t <= walk.tokens - TOKENS:
-                size = ELEMENT_BYTES[dtype]
-                at = Int64(t) * size
-                # With a skew, the second lane's reach begins in the first one's 16 bytes, before the row.
-                before = at - self.halo * size
-                if t < self.halo and low == 0:
-                    before = at
-                self._keep_words(
-                    stages,
-                    base,
-                    [
-                        *parts.load_packed(starts[0] + at, dtype, TOKENS),
-                        *parts.load_packed(starts[0] + before, dtype, self.halo),
-                        *parts.load_packed(starts[1] + at, dtype, TOKENS),
-                    ],
-                )
-            else:
-                self._fetch_ragged(stages, base, walk, starts, operands, t)
-        else:
-            self._fetch_ragged(stages, base, walk, starts, operands, t)
+            ring = cute.arch.alloc_smem(Uint8, self.depth * self.slot, alignment=16)
+            thread, _, _ = cute.arch.thread_idx()
+            fill = take = Int32(ring.toint()) + thread * VECTOR_BYTES
+            limit = fill + self.depth * self.slot
+        for i in cutlass.range(-ahead, chunks, unroll=1):
+            if cutlass.const_expr(self.vector):
+                if i + ahead < chunks:
+                    self._fetch(walk, fill, x, dout, copied * walk.step + copied_own)
+                    copied = copied - 1
+                    if copied < 0:
+                        cute.arch.sync_warp()
+                        copied = walk.per_row - 1
+                        x, dout = x - back[0], dout - back[1]
+                        copied_own = walk.own - skew_of(walk, x, dtype)
+                parts.close_ahead()
+                fill = self._next(fill, limit)
+            if i >= 0:
+                where = (b, c, c * walk.step + own, i >= warm, target)
+                self._chunk(walk, taps, take, where, operands, sums, carry)
+                take = self._next(take, limit)
+                c = c - 1
+                if c < 0:
+                    cute.arch.sync_warp()
+                    c = walk.per_row - 1
+                    b = b - 1
+                    target = target - back[2]
+                    low = low - Int32(back[0] & Int64(VECTOR_BYTES - 1))
+                    own = walk.own - skew_of(walk, Int64(low), dtype)
 
-    def _fetch_ragged(self, stages, base, walk, starts, operands, t):
-        x, dout = operands.x, operands.dout
-        words = [
-            *self._gather(x, starts[0], walk, t, TOKENS),
-            *self._gather(x, starts[0], walk, t - self.halo, self.halo),
-            *self._gather(dout, starts[1], walk, t, TOKENS),
+    def _next(self, place, limit):
+        """The slot after this one."""
+        place = place + self.slot
+        return parts.choose(place == limit, place - self.depth * self.slot, place)
+
+    @cute.jit
+    def _fetch(self, walk, slot, x, dout, t):
+        """Starts the copies of a chunk. Lanes that reach over an end of the row load later: see `_ragged`."""
+        size = ELEMENT_BYTES[self.config.x]
+        if t >= 0 and t <= walk.tokens - TOKENS:
+            own = parts.step_from(x, t, Int32(size))
+            self._copy(slot, own, 0)
+            self._copy(slot, parts.step_from(dout, t, Int32(size)), 2)
+            # Nothing stands before a row. With a skew, the second lane's reach begins before the row, in the same
+            # 16 bytes.
+            if t > 0:
+                self._copy(slot, own - self.halo * size, 1)
+
+    def _pieces(self, which):
+        """(offset in a slot, offset in memory, bytes) of the copies of inputs, halo or gradients."""
+        each = min(VECTOR_BYTES, self.sizes[which])
+        count = self.sizes[which] // each
+        first = sum(-(-size // VECTOR_BYTES) for size in self.sizes[:which])
+        return [((first + i) * self.piece, i * each, each) for i in range(count)]
+
+    def _copy(self, slot, place, which):
+        for at, offset, each in self._pieces(which):
+            parts.copy_ahead(slot + at, place + offset, each)
+
+    def _words(self, slot):
+        """The words of a chunk, after its copies have come."""
+        parts.wait_ahead(self.depth - 1)
+        return [
+            word
+            for which in range(3)
+            for at, _, each in self._pieces(which)
+            for word in parts.load_shared(slot + at, each // 4)
         ]
-        self._keep_words(stages, base, words)
 
-    def _keep_words(self, stages, base, words):
-        for w, word in enumerate(words):
-            stages[base + w] = word
+    def _gather_all(self, walk, operands, b, t):
+        """What `_fetch` copies, one by one."""
+        return [
+            *self._gather(operands.x, walk, b, t, TOKENS),
+            *self._gather(operands.x, walk, b, t - self.halo, self.halo),
+            *self._gather(operands.dout, walk, b, t, TOKENS),
+        ]
 
-    def _gather(self, tensor, start, walk, t, count):
+    def _gather(self, tensor, walk, b, t, count):
         """`count` elements from t on, one by one; places outside the row give its nearest."""
         dtype, last = self.config.x, walk.tokens - 1
+        start = memory.address(tensor, b, walk.channel)
         step = Int64(tensor.stride[2]) * ELEMENT_BYTES[dtype]
         places = [cutlass.min(cutlass.max(t + i, 0), last) for i in range(count)]
         return memory.pack_bits(
@@ -211,37 +277,59 @@ class TokenRows:
         )
 
     @cute.jit
-    def _chunk(self, walk, taps, words, where, operands, sums, carry):
-        ids, initial, dfinal = operands.ids, operands.initial, operands.dfinal
-        b, c, own, skew, target = where
-        dtype, history = self.config.x, self.history
-        n_x, n_halo, _ = self.counts
-        span = cute.make_rmem_tensor(history + TOKENS, Float32)
-        found = memory.floats_of(words[n_x : n_x + n_halo] + words[:n_x], dtype)
-        for k in cutlass.range_constexpr(history + TOKENS):
-            span[k] = found[self.halo - history + k]
-        douts = memory.floats_of(words[n_x + n_halo :], dtype)
-        t0 = c * walk.step
-        t = t0 + walk.lane * TOKENS - skew
-        if c == 0:
-            self._begin(span, walk, ids, initial, b, t)
+    def _chunk(self, walk, taps, slot, where, operands, sums, carry):
+        b, c, t, own, _target = where
+        history = self.history
         if c == walk.per_row - 1:
             for k in cutlass.range_constexpr(history):
                 carry[k] = Float32(0.0)
-        margin = history if dfinal is not None else 0
-        plain = own and t0 <= walk.tokens - walk.step - margin and (c > 0 or walk.spare == 0)
+        plain = own and c >= walk.plain_first and c < walk.plain_end
         if cutlass.const_expr(self.segmented):
-            plain = plain and self._one_sequence(walk, ids, b, t0)
-        place = (b, t, own, target)
-        if plain:
-            self._tokens(walk, taps, span, douts, place, operands, sums, carry, True)
+            plain = plain and self._one_sequence(walk, operands.ids, b, c * walk.step)
+        if cutlass.const_expr(self.vector):
+            words = self._words(slot)
         else:
-            self._tokens(walk, taps, span, douts, place, operands, sums, carry, False)
+            words = self._gather_all(walk, operands, b, t)
+        if plain:
+            span, douts = self._floats(words)
+            for k in cutlass.range_constexpr(history):
+                span[k] = parts.keep(span[k], t != 0)
+            if cutlass.const_expr(operands.initial is not None):
+                if c == 0:
+                    self._begin(span, walk, operands, b, t)
+            self._tokens(walk, taps, span, douts, where, operands, sums, carry, True)
+        else:
+            span, douts = self._floats(self._ragged(walk, words, operands, b, t))
+            self._begin(span, walk, operands, b, t)
+            self._tokens(walk, taps, span, douts, where, operands, sums, carry, False)
+
+    def _floats(self, words):
+        """The inputs that a lane reads, `history` before its own first, and the gradients of its outputs."""
+        dtype, count = self.config.x, self.history + TOKENS
+        ends = [sum(self.sizes[: i + 1]) // 4 for i in range(2)]
+        span = cute.make_rmem_tensor(count, Float32)
+        found = memory.floats_of(words[ends[0] : ends[1]] + words[: ends[0]], dtype)
+        for k in range(count):
+            span[k] = found[self.halo - self.history + k]
+        return span, memory.floats_of(words[ends[1] :], dtype)
 
     @cute.jit
-    def _begin(self, span, walk, ids, initial, b, t):
+    def _ragged(self, walk, words, operands, b, t):
+        """The words of a chunk at an end of a row: lanes that reach over it load now, element by element."""
+        held = cute.make_rmem_tensor(len(words), Uint32)
+        for w in cutlass.range_constexpr(len(words)):
+            held[w] = words[w]
+        if cutlass.const_expr(self.vector):
+            if t < 0 or t > walk.tokens - TOKENS:
+                found = self._gather_all(walk, operands, b, t)
+                for w in cutlass.range_constexpr(len(words)):
+                    held[w] = found[w]
+        return [held[w] for w in range(len(words))]
+
+    @cute.jit
+    def _begin(self, span, walk, operands, b, t):
         """What stands before a row: its initial state, or zeros."""
-        history = self.history
+        ids, initial, history = operands.ids, operands.initial, self.history
         for k in cutlass.range_constexpr(history + TOKENS):
             span[k] = parts.keep(span[k], t + k >= history)
         if cutlass.const_expr(initial is not None):
@@ -280,25 +368,26 @@ class TokenRows:
     ):
         """Eight tokens of a lane. plain: all exist, are the walk's own and see a full history."""
         ids, bounds, initial = operands.ids, operands.bounds, operands.initial
-        b, t, own, _target = where
+        b, _c, t, own, _target = where
         width, history = self.config.width, self.history
         span = [span[k] for k in range(history + TOKENS)]
         masks = None
         if cutlass.const_expr(not plain):
             masks = Masks(self, walk, ids, bounds, b, t)
-        dz = []
-        for i in cutlass.range_constexpr(TOKENS):
-            inside = [span[history + i - k] for k in range(width)]
+        seen = [[span[history + i - k] for k in range(width)] for i in range(TOKENS)]
+        dz, group = [], self.group if plain else 1
+        for i in cutlass.range_constexpr(0, TOKENS, group):
+            inside = seen[i : i + group]
             if cutlass.const_expr(not plain):
-                inside = self._masked(walk, masks, initial, inside, t + i, i)
-            g = taps.dz(inside, douts[i])
+                inside = [self._masked(walk, masks, initial, inside[0], t + i, i)]
+            found = parts.gradients([taps] * group, inside, douts[i : i + group])
             if cutlass.const_expr(plain):
-                self._accumulate(sums, g, inside)
+                self._accumulate(sums, found, inside)
             else:
-                g = parts.keep(g, masks.counts(i))
+                found = [parts.keep(found[0], masks.counts(i))]
                 if own:
-                    self._accumulate(sums, g, inside)
-            dz.append(g)
+                    self._accumulate(sums, found, inside)
+            dz += found
         # Lane 0 hands the later chunk's first gradients to the last lane, and keeps its own.
         later = []
         for k in cutlass.range_constexpr(history):
@@ -307,11 +396,12 @@ class TokenRows:
             carry[k] = dz[k]
         self._store(walk, taps, dz + later, where, masks, operands, plain)
 
-    def _accumulate(self, sums, g, inside):
+    def _accumulate(self, sums, dz, seen):
         width = self.config.width
-        for j in range(width):
-            sums[j] = arithmetic.fma(g, inside[width - 1 - j], sums[j])
-        sums[width] = arithmetic.add(sums[width], g)
+        for g, inside in zip(dz, seen, strict=True):
+            for j in range(width):
+                sums[j] = arithmetic.fma(g, inside[width - 1 - j], sums[j])
+            sums[width] = arithmetic.add(sums[width], g)
 
     @cute.jit
     def _masked(self, walk, masks, initial, inside, place, i: cutlass.Constexpr):
@@ -331,19 +421,21 @@ class TokenRows:
             seen = [held[k] for k in range(len(seen))]
         return seen
 
+    def _spread(self, taps, dz, masks):
+        """The gradients of a lane's inputs, from its own tokens and the `history` after them."""
+        made = [None] * TOKENS
+        for k in range(self.config.width):
+            given = dz[k : k + TOKENS]
+            if masks is not None:
+                given = [parts.keep(g, masks.sees(i + k, k)) for i, g in enumerate(given)]
+            made = [taps.spread(g, k, total) for g, total in zip(given, made, strict=True)]
+        return made
+
     @cute.jit
     def _store(self, walk, taps, dz, where, masks, operands, plain: cutlass.Constexpr):
         dfinal, dx = operands.dfinal, operands.dx
-        _b, t, own, target = where
-        made = []
-        for i in cutlass.range_constexpr(TOKENS):
-            total = taps.spread(dz[i], 0, None)
-            for k in cutlass.range_constexpr(1, self.config.width):
-                g = dz[i + k]
-                if cutlass.const_expr(not plain):
-                    g = parts.keep(g, masks.sees(i + k, k))
-                total = taps.spread(g, k, total)
-            made.append(total)
+        _b, _c, t, own, target = where
+        made = self._spread(taps, dz, None if plain else masks)
         if cutlass.const_expr(plain):
             if walk.exists:
                 self._write(dx, target, t, made)
@@ -393,7 +485,7 @@ class TokenRows:
         parts.put(dx.element_type, target + Int64(t) * step, value)
 
     @cute.jit
-    def _finish(self, walk, partials, sums):
+    def _finish(self, walk, totals, sums):
         """Sums over the lanes of a row, in a fixed tree; the first lane writes them."""
         rows = self.config.width + (self.config.bias is not None)
         for j in cutlass.range_constexpr(rows):
@@ -402,7 +494,7 @@ class TokenRows:
                 other = cute.arch.shuffle_sync_bfly(total, distance)
                 total = parts.choose(distance < walk.lanes, arithmetic.add(total, other), total)
             if walk.lane == 0 and walk.exists:
-                parts.put_partial(partials, total, walk.split, j, walk.channel, rows, walk.channels)
+                settle(totals, total, walk.split, j, walk.channel, rows)
 
 
 class Masks:
@@ -445,19 +537,14 @@ def limits_of(masks, i):
     return parts.limits(masks.bounds, masks.names[masks.history + i], masks.tokens)
 
 
-def skew_of(walk, low, dtype):
-    """Tokens of a row that its first 16 bytes leave out, from the low bits of its address."""
-    return cutlass.min((low & (VECTOR_BYTES - 1)) // ELEMENT_BYTES[dtype], walk.spare)
-
-
 @cute.jit
-def lanes_of(tokens):
-    """Lanes that share a row: fewer where rows are short, so that none idles."""
-    lanes = Int32(32)
+def fold_of(tokens):
+    """log2 of the lanes that share a row: fewer where rows are short, so that none idles."""
+    fold = Int32(5)
     if tokens <= 16 * TOKENS:
-        lanes = Int32(16)
+        fold = Int32(4)
     if tokens <= 8 * TOKENS:
-        lanes = Int32(8)
+        fold = Int32(3)
     if tokens <= 4 * TOKENS:
-        lanes = Int32(4)
-    return lanes
+        fold = Int32(2)
+    return fold

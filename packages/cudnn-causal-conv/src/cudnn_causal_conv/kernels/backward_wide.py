@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from . import arithmetic, memory, parts
+from .reduce import Totals, settle
 
 TOKENS = 256
 
@@ -59,10 +60,36 @@ class WideRows:
 
     @cute.jit
     def launch(
-        self, x, weight, bias, ids, bounds, initial, dout, dfinal, dx, partials, splits, stream
+        self,
+        x,
+        weight,
+        bias,
+        ids,
+        bounds,
+        initial,
+        dout,
+        dfinal,
+        dx,
+        dweight,
+        dbias,
+        partials,
+        splits,
+        stream,
     ):
         self._kernel(
-            x, weight, bias, ids, bounds, initial, dout, dfinal, dx, partials, splits
+            x,
+            weight,
+            bias,
+            ids,
+            bounds,
+            initial,
+            dout,
+            dfinal,
+            dx,
+            dweight,
+            dbias,
+            partials,
+            splits,
         ).launch(grid=[x.shape[1] * splits, 1, 1], block=[TOKENS, 1, 1], stream=stream)
 
     @cute.kernel
@@ -77,6 +104,8 @@ class WideRows:
         dout: cute.Tensor,
         dfinal,
         dx: cute.Tensor,
+        dweight: cute.Tensor,
+        dbias,
         partials: cute.Tensor,
         splits: Int32,
     ):
@@ -99,7 +128,10 @@ class WideRows:
         for q in cutlass.range(first, cutlass.min(first + share, total), unroll=1):
             where = (q // per_row, channel, q % per_row * TOKENS, tokens)
             self._chunk(operands, shared, shift, where, thread, sums)
-        self._finish(partials, shared, (split, channel, channels), thread, sums)
+        # The launch that adds the splits may begin to wait for the last blocks.
+        cute.arch.griddepcontrol_launch_dependents()
+        totals = Totals(dweight, dbias, partials, splits)
+        self._finish(totals, shared, split, channel, thread, sums)
 
     @cute.jit
     def _chunk(self, operands, shared, shift, where, thread, sums):
@@ -211,9 +243,8 @@ class WideRows:
                     sums[1] = arithmetic.add(sums[1], g)
 
     @cute.jit
-    def _finish(self, partials, shared, where, thread, sums):
+    def _finish(self, totals, shared, split, channel, thread, sums):
         """Sums over the groups, in order."""
-        split, channel, channels = where
         for which in cutlass.range_constexpr(1 + self.rows - self.config.width):
             shared.sums[thread] = sums[which]
             cute.arch.sync_threads()
@@ -223,7 +254,7 @@ class WideRows:
                 for g in cutlass.range_constexpr(1, self.groups):
                     total = arithmetic.add(total, shared.sums[g * self.stride + thread])
                 row = thread + which * self.config.width
-                parts.put_partial(partials, total, split, row, channel, self.rows, channels)
+                settle(totals, total, split, row, channel, self.rows)
             cute.arch.sync_threads()
 
 
@@ -236,7 +267,7 @@ class WideInitialStates:
     @cute.jit
     def launch(self, x, weight, bias, bounds, initial, dout, dfinal, dinitial, stream):
         self._kernel(x, weight, bias, bounds, initial, dout, dfinal, dinitial).launch(
-            grid=[dinitial.shape[1], dinitial.shape[0], 1], block=[TOKENS, 1, 1], stream=stream
+            grid=[dinitial.shape[0] * dinitial.shape[1], 1, 1], block=[TOKENS, 1, 1], stream=stream
         )
 
     @cute.kernel
@@ -252,7 +283,8 @@ class WideInitialStates:
         dinitial: cute.Tensor,
     ):
         i, _, _ = cute.arch.thread_idx()
-        channel, r, _ = cute.arch.block_idx()
+        block, _, _ = cute.arch.block_idx()
+        r, channel = block // dinitial.shape[1], block % dinitial.shape[1]
         history, width = self.history, self.config.width
         start, end, b = Int32(0), x.shape[2], r
         if cutlass.const_expr(bounds is not None):

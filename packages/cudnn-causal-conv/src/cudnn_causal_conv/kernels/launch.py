@@ -61,9 +61,9 @@ def are_contiguous(weight, bias) -> Boolean:
     return legal & ((bias.stride[0] == 1) | (channels == 1))
 
 
-def fake(name: str, dtype: str, rank: int):
+def fake(name: str, dtype: str, rank: int | None = None):
     """A symbolic array of any extents and strides, aligned to its elements."""
-    kind = TYPES[dtype]
+    rank, kind = rank or RANKS.get(name, 3), TYPES[dtype]
     shape = tuple(cute.sym_int() for _ in range(rank))
     stride = tuple(cute.sym_int64() for _ in range(rank))
     return cute.runtime.make_fake_tensor(kind, shape, stride=stride, assumed_align=kind.width // 8)
@@ -73,6 +73,5 @@ def fakes(config) -> list:
     """Symbolic arguments in the order of `config.names`, the block count and the stream."""
     own = {"weight": config.weight, "bias": config.bias, **dict.fromkeys(INDICES, "int32")}
     ranks = dict.fromkeys(("x", "out"), 2) if getattr(config, "flat", False) else {}
-    ranks = RANKS | ranks
-    arrays = [fake(n, own.get(n, config.x), ranks.get(n, 3)) for n in config.names]
+    arrays = [fake(n, own.get(n, config.x), ranks.get(n)) for n in config.names]
     return [*arrays, Int32(1), cute.runtime.make_fake_stream()]

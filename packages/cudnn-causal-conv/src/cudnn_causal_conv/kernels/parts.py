@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op, select_
@@ -183,21 +183,36 @@ class Taps:
 
     def dz(self, history, dout):
         """Gradient of the pre-activation of a token; history[k] is the input k tokens before it."""
-        if not self.silu:
-            return dout
-        z = arithmetic.tap_sum(history[::-1], self.weight, self.bias)
-        return multiply(dout, silu_slope(z))
+        return gradients([self], [history], [dout])[0]
+
+    def tap(self, k: int):
+        """What an input is multiplied by in the output k tokens later."""
+        return self.weight[self.width - 1 - k]
 
     def spread(self, dz, k: int, so_far):
         """Adds what a token gives to the gradient of the input k tokens before it."""
-        w = self.weight[self.width - 1 - k]
-        return multiply(w, dz) if so_far is None else fma(w, dz, so_far)
+        return multiply(self.tap(k), dz) if so_far is None else fma(self.tap(k), dz, so_far)
+
+
+def gradients(taps: list, histories: list, douts: list) -> list:
+    """`Taps.dz` of several tokens or channels, side by side: the compiler keeps the order, and none waits."""
+    if not taps[0].silu:
+        return list(douts)
+    reversed_ = [history[::-1] for history in histories]
+    z = arithmetic.tap_sums(reversed_, [t.weight for t in taps], [t.bias for t in taps])
+    return [multiply(g, slope) for g, slope in zip(douts, silu_slopes(z), strict=True)]
 
 
 def silu_slope(z):
     """d/dz (z * sigma(z)) = sigma + z * (sigma - sigma^2)."""
-    s = arithmetic.sigmoid(z)
-    return fma(z, fma(-s, s, s), s)
+    return silu_slopes([z])[0]
+
+
+def silu_slopes(values: list) -> list:
+    """`silu_slope` of several values, instruction by instruction."""
+    sigmas = arithmetic.sigmoids(values)
+    products = [fma(-s, s, s) for s in sigmas]
+    return [fma(z, p, s) for z, p, s in zip(values, products, sigmas, strict=True)]
 
 
 def sequence_at(ids, b, t):
@@ -219,6 +234,7 @@ def put_partial(partials, value, split, j, channel, rows, channels) -> None:
 
 
 def get_partial(partials, split, j, channel, rows, channels):
-    """What `put_partial` stored in a launch before this one."""
+    """What `put_partial` stored in the launch before this one, which may not have ended when this one began."""
     place = (Int64(split) * Int64(rows) + Int64(j)) * Int64(channels) + Int64(channel)
-    return _load(partials.iterator.toint() + place * Int64(4), 1)[0].bitcast(Float32)
+    at = partials.iterator.toint() + place * Int64(4)
+    return memory.load_words(at, 1, Boolean(True), constant=False)[0].bitcast(Float32)

@@ -1,4 +1,8 @@
-"""The backward's second launch: sums of the weight and bias gradients over all splits, in order. Imports the DSL."""
+"""Where the sums of the weight and bias gradients go: partial sums of several splits to the workspace, from where a
+second launch adds them in order; the sums of a single split at once to their places. Imports the DSL.
+"""
+
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -9,11 +13,46 @@ from . import arithmetic, memory, parts
 GROUPS = 8
 
 
+class Totals(NamedTuple):
+    """The gradients of weight and bias, dbias None without a bias, and the workspace of `splits` partial sums each."""
+
+    dweight: cute.Tensor
+    dbias: cute.Tensor | None
+    partials: cute.Tensor
+    splits: Int32
+
+
+@cute.jit
+def settle(totals, value, split, row, channel, rows: cutlass.Constexpr):
+    """Takes what a split found: the sum of tap `row`, or of the bias in the last row."""
+    if totals.splits == 1:
+        finish(totals, value, row, channel, rows)
+    else:
+        parts.put_partial(
+            totals.partials, value, split, row, channel, rows, totals.dweight.shape[0]
+        )
+
+
+@cute.jit
+def finish(totals, value, row, channel, rows: cutlass.Constexpr):
+    """Rounds a sum and stores it."""
+    if cutlass.const_expr(totals.dbias is None):
+        _put(totals.dweight, value, channel, row)
+    else:
+        if row < rows - 1:
+            _put(totals.dweight, value, channel, row)
+        else:
+            _put(totals.dbias, value, channel)
+
+
+def _put(tensor, value, *index):
+    parts.put(tensor.element_type, memory.address(tensor, *index), value)
+
+
 class Sums:
     """dweight and dbias: partial sums of all splits, added in a fixed order, rounded once."""
 
     def __init__(self, config):
-        self.width = config.width
         self.rows = config.width + (config.bias is not None)
 
     @cute.jit
@@ -46,13 +85,4 @@ class Sums:
         if group == 0 and channel < channels:
             for g in cutlass.range_constexpr(1, GROUPS):
                 total = arithmetic.add(total, shared[g * 32 + lane])
-            if cutlass.const_expr(dbias is None):
-                self._put(dweight, total, channel, row)
-            else:
-                if row < self.width:
-                    self._put(dweight, total, channel, row)
-                else:
-                    self._put(dbias, total, channel)
-
-    def _put(self, tensor, value, *index):
-        parts.put(tensor.element_type, memory.address(tensor, *index), value)
+            finish(Totals(dweight, dbias, partials, splits), total, row, channel, self.rows)

@@ -68,6 +68,18 @@ class TorchAdapter(Adapter):
             ]
         )
 
+    def recognizer(self, arrays: Sequence[Any]) -> Callable[..., bool] | None:
+        # What torch's compiler guards its graphs with; not public, so another torch may lack it.
+        try:
+            guards = torch._C._dynamo.guards.TensorGuards(
+                *arrays,
+                dynamic_dims_sizes=[list(x.shape) for x in arrays],
+                dynamic_dims_strides=[list(x.stride()) for x in arrays],
+            )
+            return guards.check if guards.check(*arrays) else None
+        except (AttributeError, TypeError, RuntimeError):
+            return None
+
     def device(self, x: Any) -> Device:
         return _device(x.device)
 
@@ -161,21 +173,23 @@ class TorchAdapter(Adapter):
 
     def launcher(
         self, executable: Callable[..., None], device: Device, scalars: tuple[Any, ...] = ()
-    ) -> Callable[[Sequence[Any], Any], None]:
-        # The warm path of every CUDA call: bound functions, a context manager only when needed.
+    ) -> Callable[[tuple[Any, ...], Any], None]:
+        # The warm path of every CUDA call: bound functions, a context manager only when needed, one tuple of arguments.
         index, current_device = device.index, torch._C._cuda_getDevice
         current_stream = torch._C._cuda_getCurrentRawStream
+        tails = {0: (*scalars, 0)}
 
-        def launch(arrays: Sequence[Any], stream: Any) -> None:
+        def launch(arrays: tuple[Any, ...], stream: Any) -> None:
             if stream is None:
                 handle = current_stream(index)
             else:
                 handle = self.stream_handle(stream, device)
+            tail = tails.get(handle) or (*scalars, handle)
             if current_device() == index and hasattr(_thread, "has_context"):
-                executable(*arrays, *scalars, handle)
+                executable(*(arrays + tail))
                 return
             with self.guard(device):
-                executable(*arrays, *scalars, handle)
+                executable(*(arrays + tail))
 
         return launch
 
@@ -251,9 +265,9 @@ READY_SCALARS = 64
 def _words_on_gpu(make: Callable[[], Any], desc: TensorDesc, initial: float) -> Callable[[], Any]:
     """`make`, then every 32-bit element set by a memset of the driver instead of a dispatched fill kernel.
 
-    Single elements on the legacy default stream come out of a block that one fill made ready before. Work on that
-    stream is ordered after that fill, and it is never captured into a graph, so each element is as fresh as its own
-    fill would leave it; each is handed out once and has a version counter of its own.
+    Single elements on the legacy default stream were made ready before, many by one fill. Work on that stream is
+    ordered after that fill, and it is never captured into a graph, so each element is as fresh as its own fill would
+    leave it; each is handed out once and has its own storage and version counter.
     """
     fill, index, count = device_info.word_filler(), desc.device.index, desc.numel()
     word = int(element(desc.dtype, initial).view("uint32"))
@@ -261,10 +275,11 @@ def _words_on_gpu(make: Callable[[], Any], desc: TensorDesc, initial: float) -> 
     ready: list[torch.Tensor] = []
 
     def more() -> torch.Tensor:
-        with torch.inference_mode(False):
-            shape, dtype = (READY_SCALARS, *desc.shape), desc.dtype.torch()
-            block = torch.full(shape, initial, dtype=dtype, device=f"cuda:{index}")
-            ready.extend(x.data for x in block.unbind())
+        with torch.inference_mode(False), torch.no_grad():
+            made = [make() for _ in range(READY_SCALARS)]
+            torch._foreach_zero_(made)
+            torch._foreach_add_(made, initial)
+            ready.extend(x.data for x in made)
         return ready.pop()
 
     def allocate() -> Any:

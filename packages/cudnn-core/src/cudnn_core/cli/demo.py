@@ -28,7 +28,7 @@ _COLUMNS = (
     Column("error", right=True),
     Column("also"),
     Column("time", right=True),
-    Column("TFLOP/s", right=True),
+    Column("TFLOP/s", spare=True, right=True),
 )
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -124,8 +124,8 @@ def _show_cases(console: Console, measured: list[Measured]) -> None:
     console.print(make_table(console, _COLUMNS, map(_cells, measured)))
     console.print()
     console.print(
-        "shape: MxNxK. error: relative, in the Frobenius norm, against float64 on the\n"
-        "same operands. also: relative errors of the other results.\n"
+        "shape: MxNxK, or the input's. error: relative, in the Frobenius norm, against\n"
+        "float64 on the same operands. also: relative errors of the other results.\n"
         "time: median of one call."
     )
     if not any(row.misses for row in measured):

@@ -19,14 +19,23 @@ if TYPE_CHECKING:
 
 # Metadata of gradients that a problem's backward remembers: their layouts, few in any one program.
 REMEMBERED = 64
+# How often one of them may become the one that is known at a look.
+LOOKS = 4
 
 
 def recorded(prepared: Prepared) -> Callable[[Sequence[Any]], Sequence[torch.Tensor]]:
     """`prepared.run`, with the gradient of its outputs recorded."""
     tape = _Tape(prepared)
-    if len(prepared.made) > 1:
-        return lambda inputs: _apply(tape, *inputs)
-    return lambda inputs: (_apply(tape, *inputs),)
+
+    def one(inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
+        return (_apply(tape, *inputs),)
+
+    def several(inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
+        return _apply(tape, *inputs)
+
+    run = one if tape.single else several
+    run.tape = tape
+    return run
 
 
 class _Tape:
@@ -38,9 +47,13 @@ class _Tape:
         self.single = len(prepared.made) == 1
         self.made = prepared.made
         self.key = prepared.adapter.key
+        self.recognizer = prepared.adapter.recognizer
         self.op = op.backward
         self.attributes = op.attributes_of_backward(dict(problem.signature.attributes))
         self.backwards: dict[Any, Prepared] = {}
+        # The latest call, known again by one look at its tensors; where that keeps failing it is given up.
+        self.recent: tuple[Callable[..., bool], Prepared] | None = None
+        self.chances = LOOKS if self.single else 0
         given = [desc is not None for desc in (*problem.descs[: len(op.contract.inputs)],)]
         self.given = (*given, *(desc is not None for desc in problem.outputs))
         made = [o.name for o in op.contract.outputs if problem.signature.has(o.name)]
@@ -52,12 +65,20 @@ class _Tape:
 
     def gradients(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients of the present inputs, from these and the gradients of the outputs; None where one has none."""
+        recent = self.recent
+        if recent is not None and recent[0](*tensors):
+            made = recent[1].run(tensors)
+            return (None, *[None if at is None else made[at] for at in self.places])
         key = self.key(tensors)
         prepared = self.backwards.get(key)
         if prepared is None:
             if len(self.backwards) >= REMEMBERED:
                 self.backwards.clear()
             prepared = self.backwards[key] = self.op.prepare(self.full(tensors), self.attributes)
+        if self.chances:
+            self.chances -= 1
+            same = self.recognizer(tensors)
+            self.recent = None if same is None else (same, prepared)
         made = prepared.run([x for x in tensors if x is not None])
         return (None, *[None if at is None else made[at] for at in self.places])
 

@@ -14,18 +14,7 @@ from cudnn_core.op import Op
 from cudnn_core.plan import Plan
 from cudnn_core.tuple_dict import TupleDict
 
-from .operands import (
-    FLOATS,
-    NARROWEST,
-    activation,
-    agreeing_dtypes,
-    full_sequence_operands,
-    one_kind_of_sequences,
-    packed_in_one_row,
-    states_of,
-    why_not_float64,
-    width_within,
-)
+from .operands import FLOATS, FULL_SEQUENCE, activation, full_sequence_operands, why_not_float64
 
 __all__ = ["causal_conv1d_backward"]
 
@@ -39,7 +28,7 @@ def _has_states(attributes: Mapping[str, Any], dtypes: Mapping[str, str]) -> boo
 
 
 CONTRACT = Contract(
-    "causal-conv/conv1d_backward",
+    "conv/backward",
     operands=(
         *full_sequence_operands(),
         Array("dout", ("B", "D", "T"), dtypes=FLOATS),
@@ -74,10 +63,7 @@ CONTRACT = Contract(
         ),
     ),
     attributes=(activation(NotImplementedError),),
-    early=(one_kind_of_sequences,),
-    aliases=states_of,
-    rules=(width_within(NARROWEST), packed_in_one_row, agreeing_dtypes),
-    vital=("B", "D", "T", "R"),
+    **FULL_SEQUENCE,
     folds=(frozenset("D"),),
 )
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from cudnn_causal_conv import causal_conv1d, causal_conv1d_update
-from cudnn_causal_conv.conv1d_update import OP
 from cudnn_causal_conv.testing import DTYPES, Case, act, assert_near, make, same_bits
+from cudnn_causal_conv.update import OP
 
 
 @dataclass

@@ -46,7 +46,7 @@ def _a_slot_for_each_row(signature: Signature, dims: Mapping[str, int]) -> None:
 INTEGERS = {"dtypes": (INT32,), "refusal": TypeError, "optional": True, "packed": True}
 
 CONTRACT = Contract(
-    "causal-conv/conv1d_update",
+    "conv/update",
     operands=(
         Array(
             "x",

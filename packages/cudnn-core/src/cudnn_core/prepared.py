@@ -1,0 +1,291 @@
+"""Prepared calls: from a bound problem on one adapter to the executable, the shortest way. No op's contract is checked.
+
+May import contract types, engine, adapters and overlap; `op` makes them, remembers them and holds the class door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from .adapters import common
+from .adapters.base import Adapter
+from .contract import Array, Matrix, Problem, ScalarTensor
+from .engine import Engine, select
+from .errors import mismatch
+from .overlap import overlap_check
+from .tuple_dict import TupleDict
+
+if TYPE_CHECKING:
+    from .op import Op
+
+
+class Prepared:
+    """A bound problem on one adapter: allocates its outputs and launches. Holds no tensor.
+
+    `run` is the way of a call on the current stream, for present operands only: between it and the executable stands
+    nothing that a problem could have settled beforehand.
+    """
+
+    __slots__ = (
+        "adapter",
+        "check",
+        "device",
+        "gradient",
+        "launch",
+        "made",
+        "make",
+        "mutated",
+        "names",
+        "op",
+        "places",
+        "present",
+        "problem",
+        "side_stream",
+    )
+
+    def __init__(self, op: Op, adapter: Adapter, problem: Problem) -> None:
+        engine = select(op.engines, problem)
+        self.op = op
+        self.adapter = adapter
+        self.problem = problem
+        self.device = problem.device
+        self.names = op.output_names
+        self.launch = launcher(op, adapter, problem, engine, executable_of(engine, problem))
+        operands, count = op.contract.operands, len(op.contract.inputs)
+        present = [i for i, desc in enumerate(problem.descs[:count]) if desc is not None]
+        self.present = picker(present, count)
+        self.mutated = tuple(at for at, i in enumerate(present) if operands[i].mutated)
+        self.check = overlap_check(op.contract, adapter, problem) if self.mutated else None
+        self.side_stream = None
+        if op.keeps_operands and self.device.type == "cuda":
+            self.side_stream = partial(adapter.current_stream, self.device)
+        made = [
+            (i, operand, desc)
+            for i, (operand, desc) in enumerate(
+                zip(op.contract.outputs, problem.outputs, strict=True)
+            )
+            if desc is not None
+        ]
+        self.made = tuple(desc for _, _, desc in made)
+        self.make = tuple(
+            adapter.allocator(desc, getattr(operand, "initial", None)) for _, operand, desc in made
+        )
+        self.places = tuple(i for i, _, _ in made) if len(made) < len(self.names) else None
+        self.gradient = None
+
+    def __call__(self, inputs: Sequence[Any], stream: Any) -> TupleDict:
+        if stream is not None:
+            # Inside, so that the outputs belong to the stream and their fill comes before the kernel.
+            with self.adapter.on_stream(stream, self.device):
+                outputs = self.outputs(inputs, stream)
+            # The caller may drop its tensors before the stream has read them.
+            self.adapter.keep_alive(inputs, self.adapter.stream_handle(stream, self.device))
+        else:
+            outputs = self.outputs(inputs)
+        return TupleDict.of(self.names, outputs)
+
+    def outputs(self, inputs: Sequence[Any], stream: Any = None) -> list[Any]:
+        """The outputs in contract order, None where one does not apply; mutated inputs are written."""
+        made = self.run(self.present(inputs), stream)
+        return made if self.places is None else self.placed(made)
+
+    def placed(self, made: Sequence[Any]) -> list[Any]:
+        """The outputs that apply, each in its place, None in the others."""
+        outputs = [None] * len(self.names)
+        for at, x in zip(self.places or range(len(outputs)), made, strict=True):
+            outputs[at] = x
+        return outputs
+
+    def run(self, inputs: Sequence[Any], stream: Any = None) -> list[Any]:
+        """The outputs that apply, from the inputs that are present."""
+        made = [make() for make in self.make]
+        if self.check is not None:
+            self.check(inputs)
+        try:
+            self.launch((*inputs, *made), stream)
+        except (TypeError, ValueError):
+            present = iter((*inputs, *made))
+            explain(self.op, [None if d is None else next(present) for d in self.problem.descs])
+            raise
+        for index in self.mutated:
+            self.adapter.written(inputs[index])
+        if self.side_stream is not None and (handle := self.side_stream()):
+            self.adapter.keep_alive(inputs, handle)
+        return made
+
+
+def picker(present: Sequence[int], count: int) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that gives the entries `present` of a sequence of `count`."""
+    if len(present) == count:
+        return lambda sequence: sequence
+    if not present:
+        return lambda sequence: ()
+    if len(present) == 1:
+        return lambda sequence: (sequence[present[0]],)
+    return itemgetter(*present)
+
+
+def executable_of(engine: Engine, problem: Problem) -> Callable[..., None] | None:
+    """The executable of a problem; None where `launcher` needs none, so that no kernel is compiled for nothing."""
+    if problem.is_empty and engine.platform != "cpu":
+        return None
+    return engine.compile(engine.plan(problem))
+
+
+def launcher(
+    op: Op,
+    adapter: Adapter,
+    problem: Problem,
+    engine: Engine,
+    executable: Callable[..., None] | None,
+) -> Callable[[Sequence[Any], Any], None]:
+    """launch(tensors, stream): the shortest way from tensors of this adapter to the executable.
+
+    tensors: the operands that are present, in contract order.
+    """
+    if engine.platform == "cpu":
+
+        def launch(tensors: Sequence[Any], stream: Any) -> None:
+            if stream is not None:
+                adapter.stream_handle(stream, problem.device)  # no order, but an error if none
+            executable(*map(adapter.to_numpy, tensors), 0)
+
+    elif problem.is_empty:
+
+        def launch(tensors: Sequence[Any], stream: Any) -> None:
+            with adapter.on_stream(stream, problem.device):
+                fill_empty(op, adapter, problem, tensors)
+
+        # Without an executable, and so without scratch memory.
+        return launch
+    else:
+        call = getattr(executable, "call", executable)
+        launch = adapter.launcher(call, problem.device, engine.scalars(problem))
+        restrided = odd_strides(op, problem)
+        if restrided:
+            plain = launch
+
+            def launch(tensors: Sequence[Any], stream: Any) -> None:
+                seen = list(tensors)
+                for index, stride in restrided.items():
+                    seen[index] = adapter.restride(seen[index], stride)
+                plain(tuple(seen), stream)
+
+    scratch = tuple(
+        adapter.allocator(workspace.describe(problem.device), 0.0 if workspace.zeroed else None)
+        for workspace in engine.workspaces(problem)
+    )
+    if scratch:
+        bare = launch
+
+        def launch(tensors: Sequence[Any], stream: Any) -> None:
+            if stream is None:
+                bare((*tensors, *[make() for make in scratch]), None)
+                return
+            # Inside, so that memory freed below goes back to the stream that uses it.
+            with adapter.on_stream(stream, problem.device):
+                bare((*tensors, *[make() for make in scratch]), stream)
+
+    return launch
+
+
+def without_absent(
+    op: Op, problem: Problem, launch: Callable[[Sequence[Any], Any], None]
+) -> Callable[[Sequence[Any], Any], None]:
+    """`launch` for all operands, of which it gets the present ones. ValueError if an absent one comes after all."""
+    if all(desc is not None for desc in problem.descs):
+        return launch
+    present = [index for index, desc in enumerate(problem.descs) if desc is not None]
+    names = [operand.name for operand in op.contract.operands]
+    absent = [(i, names[i]) for i in range(len(names)) if i not in present]
+
+    def launch_present(tensors: Sequence[Any], stream: Any) -> None:
+        for index, name in absent:
+            if tensors[index] is not None:
+                raise ValueError(mismatch(name, UNDECLARED, "a tensor"))
+        launch(tuple([tensors[index] for index in present]), stream)
+
+    return launch_present
+
+
+def present_operands(op: Op, problem: Problem) -> list[tuple[Any, Any]]:
+    """(operand, its metadata) of those that the executable takes."""
+    operands = zip(op.contract.operands, problem.descs, strict=True)
+    return [(operand, desc) for operand, desc in operands if desc is not None]
+
+
+def fill_empty(op: Op, adapter: Adapter, problem: Problem, tensors: Sequence[Any]) -> None:
+    """Outputs of a problem with an extent of 0: arrays are zero, reductions keep prior content, at least 0."""
+    named = {}
+    for (operand, _), x in zip(present_operands(op, problem), tensors, strict=True):
+        named[operand.name] = x
+        if not operand.output:
+            continue
+        source = named.get(getattr(operand, "empty_from", ""))
+        if source is not None:
+            adapter.assign(x, source)
+            continue
+        if isinstance(operand, ScalarTensor):
+            adapter.clamp_min(x, 0.0)
+        else:
+            adapter.zero(x)
+
+
+def explain(op: Op, tensors: Sequence[Any]) -> None:
+    """After an executable refused its arguments: the same refusal in the contract's words, where it has them."""
+    names = [operand.name for operand in op.contract.operands]
+    adapter, device = common(dict(zip(names, tensors, strict=True)), op.short_name)
+    if device.type == "cpu":
+        return  # the reference engine takes any address
+    for operand, x in zip(op.contract.operands, tensors, strict=True):
+        pointer = 0 if x is None else adapter.data_pointer(x)
+        if pointer % 16 and not isinstance(operand, ScalarTensor | Array):
+            expected = "a base address aligned to 16 bytes"
+            raise ValueError(mismatch(operand.name, expected, f"address {pointer:#x}"))
+
+
+def full_shape(operand: Any, desc: Any) -> tuple[int, ...]:
+    """The extents that the executable sees: scalars get their trailing unit axes."""
+    shape = tuple(desc.shape)
+    if isinstance(operand, ScalarTensor):
+        shape += (1,) * (operand.rank - len(shape))
+    return shape
+
+
+UNDECLARED = "no tensor (none was declared)"
+
+# The batch comes last in a matrix of the contract.
+BATCH_AXIS = 2
+# Elements between lines of an axis that has only one: a multiple of 16 bytes in every dtype.
+SOLE_LINE = 128
+
+
+def odd_strides(op: Op, problem: Problem) -> dict[int, tuple[int, ...]]:
+    """Index among the present operands -> strides to pass it with, for matrices whose extent-1 axes have unusual ones.
+
+    Such a stride addresses nothing, but the executable's own checks would refuse it.
+    """
+    restrided = {}
+    for index, (operand, desc) in enumerate(present_operands(op, problem)):
+        if not isinstance(operand, Matrix):
+            continue
+        contiguous = operand.contiguous_axis(problem.signature.operand(operand.name).major)
+        wanted = tuple(
+            1
+            if axis == contiguous
+            else (SOLE_LINE if extent == 1 and axis != BATCH_AXIS else stride)
+            for axis, (extent, stride) in enumerate(zip(desc.shape, desc.stride, strict=True))
+        )
+        quantum = 128 // desc.dtype.bits
+        if any(
+            got != want and (axis == contiguous or got % quantum)
+            for axis, (got, want) in enumerate(zip(desc.stride, wanted, strict=True))
+        ):
+            packed = 2 if desc.dtype.is_fp4 else 1
+            restrided[index] = tuple(
+                s if axis == contiguous else s // packed for axis, s in enumerate(wanted)
+            )
+    return restrided

@@ -93,7 +93,13 @@ IDS = [
 ALL = [*DENSE, *WIDTHS, *SEQUENCES, *IDS]
 
 
+def configs(selected=tuple(ALL)):
+    """The kernels that cases need, once each; BASE's and PACKED's own are what the other tests use."""
+    return list(dict.fromkeys(case.config() for case in selected))
+
+
 def compile_one(config):
+    """Into the disk cache; needs no GPU."""
     from cudnn_causal_conv.kernels.host import source_forward
     from cudnn_core import cache
 
@@ -111,10 +117,10 @@ def kernels(request):
         return
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
     selected = [spec.params.get("case") for spec in parameters if spec]
-    configs = dict.fromkeys(case.config() for case in selected if isinstance(case, Case))
+    needed = configs(case for case in selected if isinstance(case, Case))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        list(pool.map(compile_one, configs))
+        list(pool.map(compile_one, needed))
 
 
 def name_of(case):

@@ -109,10 +109,16 @@ STEPS = [
 ]
 
 
-def compile_one(source):
+def configs():
+    """The kernels that the cases need, once each."""
+    return list(dict.fromkeys(step.config() for step in STEPS))
+
+
+def compile_one(config):
+    """Into the disk cache; needs no GPU."""
     from cudnn_core import cache
 
-    cache.compile_ahead(source)
+    cache.compile_ahead(source_update(plan_of(config)))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -125,13 +131,8 @@ def kernels():
     if why_no_hopper():
         return
     context = multiprocessing.get_context("spawn")
-    configs = dict.fromkeys(step.config() for step in STEPS)
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        list(pool.map(compile_update, configs))
-
-
-def compile_update(config):
-    compile_one(source_update(plan_of(config)))
+        list(pool.map(compile_one, configs()))
 
 
 def plan_of(config):

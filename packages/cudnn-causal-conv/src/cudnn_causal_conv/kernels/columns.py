@@ -40,14 +40,7 @@ class ColumnsKernel:
     @cute.kernel
     def kernel(
         self,
-        x: cute.Tensor,
-        weight: cute.Tensor,
-        bias,
-        seq_idx,
-        cu_seqlens,
-        initial,
-        out: cute.Tensor,
-        final,
+        arrays: tuple,
         blocks: Int32,
         units: Int32,
         span: Int32,
@@ -55,9 +48,9 @@ class ColumnsKernel:
         spans: cute.FastDivmodDivisorV2,
     ):
         """units: threads that work; span: tokens of each; vectors, spans: how many a token and a row have."""
-        ops = Operands(self.config, x, weight, bias, seq_idx, cu_seqlens, initial, out, final)
+        ops = Operands(self.config, arrays)
         block, _, _ = cute.arch.block_idx()
-        if cutlass.const_expr(final is None):
+        if cutlass.const_expr(ops.final is None):
             self.compute(ops, block, units, span, vectors, spans)
         elif block < blocks:
             self.compute(ops, block, units, span, vectors, spans)

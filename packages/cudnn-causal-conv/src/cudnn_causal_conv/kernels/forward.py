@@ -19,17 +19,6 @@ from .launch import (
 from .rows import RowsKernel
 from .strided import StridedKernel
 
-OPERANDS = (
-    "x",
-    "weight",
-    "bias",
-    "seq_idx",
-    "cu_seqlens",
-    "initial_states",
-    "out",
-    "final_states",
-)
-
 
 class Forward:
     """The host function of a ForwardConv; see `build`."""
@@ -40,35 +29,40 @@ class Forward:
     @cute.jit
     def causal_conv1d(self, *arguments):
         """The arrays of `config.names`, the number of multiprocessors to fill, the stream."""
-        named = dict(zip(self.config.names, arguments, strict=False))
-        tensors = [named.get(name) for name in OPERANDS]
-        limit, stream = arguments[-2:]
+        *arrays, limit, stream = arguments
+        arrays = tuple(arrays)
         if cutlass.const_expr(self.config.width > WIDEST_UNROLLED):
-            self.strided(tensors, stream)
+            self.strided(arrays, stream)
         elif cutlass.const_expr(self.config.layout == "t"):
-            self.rows(tensors, stream)
+            self.rows(arrays, stream)
         elif cutlass.const_expr(self.config.layout == "d"):
-            self.columns(tensors, limit, stream)
+            self.columns(arrays, limit, stream)
         else:
-            self.strided(tensors, stream)
+            self.strided(arrays, stream)
+
+    def _named(self, arrays):
+        """(x, weight, bias or None, out)."""
+        named = dict(zip(self.config.names, arrays, strict=True))
+        return tuple(named.get(name) for name in ("x", "weight", "bias", "out"))
 
     @cute.jit
-    def launch(self, kernel: cutlass.Constexpr, tensors: cutlass.Constexpr, blocks, extra, stream):
+    def launch(self, kernel: cutlass.Constexpr, arrays: cutlass.Constexpr, blocks, extra, stream):
         """Launches `blocks` of them, and those that copy final states; nothing where there are none."""
-        final, copiers = tensors[-1], Int64(0)
-        if cutlass.const_expr(final is not None):
+        copiers = Int64(0)
+        if cutlass.const_expr(self.config.has_final):
+            final = arrays[-1]
             states = Int64(final.shape[0]) * Int64(final.shape[1])
             copiers = ceil_div(states, self.config.tile.threads)
         total = Int32(blocks + copiers)
         if total > 0:
-            kernel(*tensors, Int32(blocks), *extra).launch(
+            kernel(arrays, Int32(blocks), *extra).launch(
                 grid=[total, 1, 1], block=[self.config.tile.threads, 1, 1], stream=stream
             )
 
     @cute.jit
-    def rows(self, tensors: cutlass.Constexpr, stream):
+    def rows(self, arrays: cutlass.Constexpr, stream):
         """Token-contiguous: 16-byte chunks where x and out agree on where they begin."""
-        x, weight, out = tensors[0], tensors[1], tensors[6]
+        x, weight, _, out = self._named(arrays)
         size = ELEMENT_BYTES[self.config.x]
         batches, channels, tokens = x.shape
         ours = [address_of(x), *steps_of(x, 0, 1)]
@@ -88,7 +82,7 @@ class Forward:
             by_chunks = divisor(chunks)
             self.launch(
                 short.kernel,
-                tensors,
+                arrays,
                 ceil_div(units, warps * reach),
                 (Int32(units), by_chunks, by_channels),
                 stream,
@@ -98,18 +92,18 @@ class Forward:
             by_spans = divisor(spans)
             self.launch(
                 long.kernel,
-                tensors,
+                arrays,
                 ceil_div(units, warps),
                 (Int32(units), by_spans, by_channels),
                 stream,
             )
         else:
-            self.strided(tensors, stream)
+            self.strided(arrays, stream)
 
     @cute.jit
-    def columns(self, tensors: cutlass.Constexpr, limit, stream):
+    def columns(self, arrays: cutlass.Constexpr, limit, stream):
         """Channel-contiguous: vectors of channels where every token starts at a multiple of them."""
-        x, weight, bias, out = tensors[0], tensors[1], tensors[2], tensors[6]
+        x, weight, bias, out = self._named(arrays)
         tile, kernel = self.config.tile, ColumnsKernel(self.config)
         batches, channels, tokens = x.shape
         addresses = [address_of(x), address_of(out), *steps_of(x, 0, 2), *steps_of(out, 0, 2)]
@@ -124,18 +118,18 @@ class Forward:
             by_spans = divisor(spans)
             self.launch(
                 kernel.kernel,
-                tensors,
+                arrays,
                 ceil_div(units, tile.threads),
                 (Int32(units), span, by_vectors, by_spans),
                 stream,
             )
         else:
-            self.strided(tensors, stream)
+            self.strided(arrays, stream)
 
     @cute.jit
-    def strided(self, tensors: cutlass.Constexpr, stream):
+    def strided(self, arrays: cutlass.Constexpr, stream):
         """Everything else."""
-        x = tensors[0]
+        x = arrays[0]
         batches, channels, tokens = x.shape
         units = Int64(batches) * Int64(channels) * ceil_div(tokens, CHUNK)
         token_step, channel_step = steps_of(x, 2, 1)
@@ -144,7 +138,7 @@ class Forward:
         )
         self.launch(
             StridedKernel(self.config).kernel,
-            tensors,
+            arrays,
             ceil_div(units, self.config.tile.threads),
             (along_channels,),
             stream,

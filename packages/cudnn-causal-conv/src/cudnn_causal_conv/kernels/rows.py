@@ -63,23 +63,16 @@ class RowsKernel:
     @cute.kernel
     def kernel(
         self,
-        x: cute.Tensor,
-        weight: cute.Tensor,
-        bias,
-        seq_idx,
-        cu_seqlens,
-        initial,
-        out: cute.Tensor,
-        final,
+        arrays: tuple,
         blocks: Int32,
         units: Int32,
         per_row: cute.FastDivmodDivisorV2,
         channels: cute.FastDivmodDivisorV2,
     ):
         """units: chunks (flat) or warps' spans of chunks in all; per_row: how many of them a row has."""
-        ops = Operands(self.config, x, weight, bias, seq_idx, cu_seqlens, initial, out, final)
+        ops = Operands(self.config, arrays)
         block, _, _ = cute.arch.block_idx()
-        if cutlass.const_expr(final is None):
+        if cutlass.const_expr(ops.final is None):
             self.compute(ops, block, units, per_row, channels)
         elif block < blocks:
             self.compute(ops, block, units, per_row, channels)

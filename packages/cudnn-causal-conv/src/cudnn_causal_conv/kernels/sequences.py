@@ -13,18 +13,16 @@ from .config import ELEMENT_BYTES
 
 
 class Operands:
-    """The tensors of one call, None where absent, and its extents. `config` is a ForwardConv."""
+    """The tensors of one call, None where absent, and its extents. `arrays` are those of `config.names`, in order."""
 
-    def __init__(self, config, x, weight, bias, seq_idx, cu_seqlens, initial, out, final):
+    def __init__(self, config, arrays):
+        named = dict(zip(config.names, arrays, strict=True))
         self.config = config
-        self.x, self.weight, self.bias, self.out = x, weight, bias, out
-        self.seq_idx, self.cu_seqlens, self.initial, self.final = (
-            seq_idx,
-            cu_seqlens,
-            initial,
-            final,
-        )
-        self.batches, self.channels, self.tokens = x.shape
+        self.x, self.weight, self.out = named["x"], named["weight"], named["out"]
+        self.bias, self.seq_idx = named.get("bias"), named.get("seq_idx")
+        self.cu_seqlens, self.initial = named.get("cu_seqlens"), named.get("initial_states")
+        self.final = named.get("final_states")
+        self.batches, self.channels, self.tokens = self.x.shape
 
 
 def element(ops: Operands, b, d, t, valid) -> Uint32:

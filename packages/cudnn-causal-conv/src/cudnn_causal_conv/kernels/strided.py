@@ -36,20 +36,13 @@ class StridedKernel:
     @cute.kernel
     def kernel(
         self,
-        x: cute.Tensor,
-        weight: cute.Tensor,
-        bias,
-        seq_idx,
-        cu_seqlens,
-        initial,
-        out: cute.Tensor,
-        final,
+        arrays: tuple,
         blocks: Int32,
         along_channels: Boolean,
     ):
-        ops = Operands(self.config, x, weight, bias, seq_idx, cu_seqlens, initial, out, final)
+        ops = Operands(self.config, arrays)
         block, _, _ = cute.arch.block_idx()
-        if cutlass.const_expr(final is None):
+        if cutlass.const_expr(ops.final is None):
             self.compute(ops, block, along_channels)
         elif block < blocks:
             self.compute(ops, block, along_channels)

@@ -11,18 +11,8 @@ from cutlass.cutlass_dsl import select_
 
 from cudnn_core.hopper import bits
 
-from . import arithmetic, memory
+from . import arithmetic, launch, memory
 from .config import ELEMENT_BYTES, VECTOR_BYTES, WIDEST_UNROLLED
-from .launch import (
-    MOST_UNITS,
-    address_of,
-    are_contiguous,
-    ceil_div,
-    divisor,
-    fakes,
-    multiple,
-    steps_of,
-)
 from .sequences import bias_bits, bias_of, channel_constants
 
 OPERANDS = (
@@ -331,18 +321,20 @@ class Update:
         x, state, weight, bias, out = (tensors[i] for i in (0, 1, 2, 3, 6))
         config, lanes = self.config, VECTOR_BYTES // ELEMENT_BYTES[self.config.x]
         rows, channels, tokens = x.shape
-        addresses = [address_of(each) for each in (x, out, state)]
-        steps = [*steps_of(x, 0), *steps_of(out, 0), *steps_of(state, 0)]
+        addresses = [launch.address_of(each) for each in (x, out, state)]
+        steps = [*launch.steps_of(x, 0), *launch.steps_of(out, 0), *launch.steps_of(state, 0)]
         if cutlass.const_expr(config.state == "d"):
-            steps += steps_of(state, 2)
-        legal = multiple([*addresses, *steps], VECTOR_BYTES) & are_contiguous(weight, bias)
+            steps += launch.steps_of(state, 2)
+        legal = launch.multiple([*addresses, *steps], VECTOR_BYTES) & launch.are_contiguous(
+            weight, bias
+        )
         legal = legal & (tokens == 1) & (Int32(channels) % lanes == 0)
         legal = legal & (x.stride[1] == 1) & (out.stride[1] == 1)
-        per_row = ceil_div(channels, 32 * lanes)
-        units, warps = per_row * ceil_div(rows, rows_of(config)), config.tile.threads // 32
-        if legal and units > 0 and units <= MOST_UNITS - warps:
-            VectorsKernel(config).kernel(*tensors, Int32(units), divisor(per_row)).launch(
-                grid=[Int32(ceil_div(units, warps)), 1, 1],
+        per_row = launch.ceil_div(channels, 32 * lanes)
+        units, warps = per_row * launch.ceil_div(rows, rows_of(config)), config.tile.threads // 32
+        if legal and units > 0 and units <= launch.MOST_UNITS - warps:
+            VectorsKernel(config).kernel(*tensors, Int32(units), launch.divisor(per_row)).launch(
+                grid=[Int32(launch.ceil_div(units, warps)), 1, 1],
                 block=[config.tile.threads, 1, 1],
                 stream=stream,
             )
@@ -354,7 +346,7 @@ class Update:
         """Everything else; nothing where there is no row."""
         x = tensors[0]
         threads = self.config.tile.threads
-        blocks = Int32(ceil_div(Int64(x.shape[0]) * Int64(x.shape[1]), threads))
+        blocks = Int32(launch.ceil_div(Int64(x.shape[0]) * Int64(x.shape[1]), threads))
         if blocks > 0:
             ChannelsKernel(self.config).kernel(*tensors).launch(
                 grid=[blocks, 1, 1], block=[threads, 1, 1], stream=stream
@@ -363,4 +355,4 @@ class Update:
 
 def build(config):
     """(jit function, symbolic arguments) for cute.compile."""
-    return Update(config).causal_conv1d_update, fakes(config)
+    return Update(config).causal_conv1d_update, launch.fakes(config)

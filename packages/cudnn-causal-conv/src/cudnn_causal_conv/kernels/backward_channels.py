@@ -91,40 +91,10 @@ class ChannelColumns:
         self.count = parts.words_in(config.x, each) if vector else 1
 
     @cute.jit
-    def launch(
-        self,
-        x,
-        weight,
-        bias,
-        ids,
-        bounds,
-        initial,
-        dout,
-        dfinal,
-        dx,
-        dweight,
-        dbias,
-        partials,
-        splits,
-        stream,
-    ):
-        tiles = (x.shape[1] + self.tile - 1) // self.tile
-        self._kernel(
-            x,
-            weight,
-            bias,
-            ids,
-            bounds,
-            initial,
-            dout,
-            dfinal,
-            dx,
-            dweight,
-            dbias,
-            partials,
-            splits,
-        ).launch(
-            grid=[tiles, splits, 1],
+    def launch(self, arrays: cutlass.Constexpr, splits, stream):
+        """arrays: as `_kernel` takes them."""
+        self._kernel(*arrays, splits).launch(
+            grid=[(arrays[0].shape[1] + self.tile - 1) // self.tile, splits, 1],
             block=[32 * WARPS, 1, 1],
             min_blocks_per_mp=self.blocks_per_sm,
             preferred_smem_carveout=self.carveout,

@@ -77,6 +77,18 @@ IDS = [
     for width in (3, 4, 12)
 ]
 
+ALL = [*DENSE, *WIDTHS, *SEQUENCES, *IDS]
+STATES = Case((1, 8, 8), initial=True, final=True)
+PACKED = replace(STATES, sequences=(8,))
+# What the tests without a `case` launch.
+OTHERS = [
+    *(replace(STATES, width=w, layout=y) for w in (2, 4, 8, 9, 17) for y in ("t", "d", "any")),
+    *(replace(PACKED, width=w, layout=y) for w in (4, 8, 20) for y in ("t", "d", "any")),
+    *(Case((1, 8, 8), layout=y, weight="float32", bias="float32") for y in ("t", "d", "any")),
+    *(replace(STATES, bias=None, layout=y) for y in ("t", "d")),
+    Case((1, 8, 8), bias=None),
+]
+
 
 def config_of(case):
     """The kernel of a case, unless extents of 1 say another."""
@@ -113,7 +125,10 @@ def kernels(request):
         return
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
     selected = [spec.params.get("case") for spec in parameters if spec]
-    configs = dict.fromkeys(config_of(case) for case in selected if isinstance(case, Case))
+    selected = [case for case in selected if isinstance(case, Case)]
+    if len(selected) == len(ALL):
+        selected += OTHERS
+    configs = dict.fromkeys(config_of(case) for case in selected)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
         list(pool.map(compile_one, configs))
@@ -138,7 +153,7 @@ def gradients(case, seed=0, **changes):
     return backward.run({**named, **changes}, dx, around, case.activation)
 
 
-@pytest.mark.parametrize("case", [*DENSE, *WIDTHS, *SEQUENCES, *IDS], ids=str)
+@pytest.mark.parametrize("case", ALL, ids=str)
 def test_against_float64(case):
     named, dx, around = operands(case)
     got = backward.run(named, dx, around, case.activation)

@@ -15,7 +15,7 @@ from .backward_states import InitialStates, Names
 from .backward_tokens import TokenRows, fold_of
 from .backward_wide import WideInitialStates, WideRows
 from .config import CHUNK, VECTOR_BYTES, WIDEST_UNROLLED
-from .launch import address_of, fake, multiple, steps_of
+from .launch import RANKS, address_of, fake, multiple, steps_of
 from .reduce import Sums
 
 MAIN = (
@@ -92,18 +92,18 @@ class Backward:
         tokens = named["x"].shape[2]
         if cutlass.const_expr(self.config.has_cu_seqlens):
             Names().launch(named["cu_seqlens"], named["ids"], tokens, stream)
-        operands = [named.get(name) for name in MAIN] + [splits]
+        arrays, numbers = [named.get(name) for name in MAIN], [splits]
         if cutlass.const_expr(isinstance(self.scalar, TokenRows)):
             rows = [address_of(named["x"]), *steps_of(named["x"], 0, 1)]
             spare = Int32(0) if multiple(rows, VECTOR_BYTES) else Int32(CHUNK - 1)
-            operands += [fold_of(tokens), spare]
+            numbers += [fold_of(tokens), spare]
         if cutlass.const_expr(self.vector is None):
-            self.scalar.launch(*operands, stream)
+            self.scalar.launch(arrays, *numbers, stream)
         else:
             if self._wide(named):
-                self.vector.launch(*operands, stream)
+                self.vector.launch(arrays, *numbers, stream)
             else:
-                self.scalar.launch(*operands, stream)
+                self.scalar.launch(arrays, *numbers, stream)
 
     def _wide(self, named) -> Boolean:
         """Whether the vector kernel's accesses are each to one aligned piece of memory."""
@@ -139,7 +139,11 @@ def fakes(config) -> list:
     for name in config.names:
         source = like.get(name, name)
         is_scratch = name in ("partials", "sequences")
-        arrays.append(scratch() if is_scratch else fake(source, own.get(source, config.x)))
+        arrays.append(
+            scratch()
+            if is_scratch
+            else fake(source, own.get(source, config.x), RANKS.get(source, 3))
+        )
     return [*arrays, Int32(1), cute.runtime.make_fake_stream()]
 
 

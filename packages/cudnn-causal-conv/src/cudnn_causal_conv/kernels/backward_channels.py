@@ -72,14 +72,16 @@ class ChannelColumns:
         self,
         config,
         vector: bool,
-        each: int = 4,
+        each: int = 0,
         depth: int = 8,
         blocks_per_sm: int = 0,
         together: int = 2,
     ):
         self.config, self.vector = config, vector
         # Tokens whose gradients are computed side by side.
-        self.together = together
+        self.together = together if config.width <= 5 else 1
+        # More channels than these do not fit into the registers with their taps and sums.
+        each = each or (4 if config.width <= 5 else 2)
         self.each, self.depth = each if vector else 1, depth
         self.blocks_per_sm = blocks_per_sm
         self.carveout = 100
@@ -88,43 +90,13 @@ class ChannelColumns:
         self.history = config.width - 1
         self.segmented = config.has_seq_idx or config.has_cu_seqlens
         self.rows = config.width + (config.bias is not None)
-        self.count = parts.words_in(config.x, each) if vector else 1
+        self.count = parts.words_in(config.x, self.each) if vector else 1
 
     @cute.jit
-    def launch(
-        self,
-        x,
-        weight,
-        bias,
-        ids,
-        bounds,
-        initial,
-        dout,
-        dfinal,
-        dx,
-        dweight,
-        dbias,
-        partials,
-        splits,
-        stream,
-    ):
-        tiles = (x.shape[1] + self.tile - 1) // self.tile
-        self._kernel(
-            x,
-            weight,
-            bias,
-            ids,
-            bounds,
-            initial,
-            dout,
-            dfinal,
-            dx,
-            dweight,
-            dbias,
-            partials,
-            splits,
-        ).launch(
-            grid=[tiles, splits, 1],
+    def launch(self, arrays: cutlass.Constexpr, splits, stream):
+        """arrays: as `_kernel` takes them."""
+        self._kernel(*arrays, splits).launch(
+            grid=[(arrays[0].shape[1] + self.tile - 1) // self.tile, splits, 1],
             block=[32 * WARPS, 1, 1],
             min_blocks_per_mp=self.blocks_per_sm,
             preferred_smem_carveout=self.carveout,

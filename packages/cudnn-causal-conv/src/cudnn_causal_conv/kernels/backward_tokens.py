@@ -88,45 +88,11 @@ class TokenRows:
         self.slot = sum(-(-size // VECTOR_BYTES) for size in self.sizes) * self.piece
 
     @cute.jit
-    def launch(
-        self,
-        x,
-        weight,
-        bias,
-        ids,
-        bounds,
-        initial,
-        dout,
-        dfinal,
-        dx,
-        dweight,
-        dbias,
-        partials,
-        splits,
-        fold,
-        spare,
-        stream,
-    ):
+    def launch(self, arrays: cutlass.Constexpr, splits, fold, spare, stream):
+        """arrays: as `_kernel` takes them, and the other numbers too."""
         rows = Int32(32 * self.warps) >> fold
-        tiles = (x.shape[1] + rows - 1) // rows
-        self._kernel(
-            x,
-            weight,
-            bias,
-            ids,
-            bounds,
-            initial,
-            dout,
-            dfinal,
-            dx,
-            dweight,
-            dbias,
-            partials,
-            splits,
-            fold,
-            spare,
-        ).launch(
-            grid=[tiles, splits, 1],
+        self._kernel(*arrays, splits, fold, spare).launch(
+            grid=[(arrays[0].shape[1] + rows - 1) // rows, splits, 1],
             block=[32 * self.warps, 1, 1],
             min_blocks_per_mp=self.blocks_per_sm,
             preferred_smem_carveout=self.carveout,

@@ -59,38 +59,11 @@ class WideRows:
         self.groups = TOKENS // self.stride
 
     @cute.jit
-    def launch(
-        self,
-        x,
-        weight,
-        bias,
-        ids,
-        bounds,
-        initial,
-        dout,
-        dfinal,
-        dx,
-        dweight,
-        dbias,
-        partials,
-        splits,
-        stream,
-    ):
-        self._kernel(
-            x,
-            weight,
-            bias,
-            ids,
-            bounds,
-            initial,
-            dout,
-            dfinal,
-            dx,
-            dweight,
-            dbias,
-            partials,
-            splits,
-        ).launch(grid=[x.shape[1] * splits, 1, 1], block=[TOKENS, 1, 1], stream=stream)
+    def launch(self, arrays: cutlass.Constexpr, splits, stream):
+        """arrays: as `_kernel` takes them."""
+        self._kernel(*arrays, splits).launch(
+            grid=[arrays[0].shape[1] * splits, 1, 1], block=[TOKENS, 1, 1], stream=stream
+        )
 
     @cute.kernel
     def _kernel(

@@ -159,8 +159,8 @@ def identity(row: Row) -> tuple[str, ...]:
     return tuple(row[key] for key in IDENTITY)
 
 
-def write(path: Path, rows: Sequence[Row]) -> None:
+def write(path: Path, rows: list[Row]) -> None:
     """Write checked rows; the folder is made when it is not there."""
-    check_rows(list(rows), str(path))
+    check_rows(rows, str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(list(rows), indent=1) + "\n")
+    path.write_text(json.dumps(rows, indent=1) + "\n")

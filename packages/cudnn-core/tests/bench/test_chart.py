@@ -60,10 +60,16 @@ def test_bars_ticks_and_verdicts_say_what_the_rows_say(monkeypatch, tmp_path):
     assert colours == [chart.MET, chart.MISSED]
     ticks = amax.collections[0].get_segments()
     assert [line[0][0] for line in ticks] == [0.92, 0.92]
-    assert [t.get_text() for t in amax.texts] == ["0.95 of 0.92", "0.80 of 0.92  missed"]
+    assert [t.get_text() for t in amax.texts] == ["0.950 of 0.92", "0.800 of 0.92  missed"]
     assert amax.get_xlim() == swiglu.get_xlim()
     labels = [t.get_text() for t in amax.get_yticklabels()]
     assert labels[0].startswith("1,1,1  bf16xnvfp4->bf16") and "vs torch.mm" in labels[0]
+    # Rows are equally high, so that panels compare.
+    first, second = (
+        axes.get_position().height / (axes.get_ylim()[0] - axes.get_ylim()[1])
+        for axes in (amax, swiglu)
+    )
+    assert first == pytest.approx(second, rel=0.02)
     width, height = struct.unpack(">II", path.read_bytes()[16:24])
     assert width > 1000 and height > 300
 

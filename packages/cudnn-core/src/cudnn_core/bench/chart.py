@@ -11,7 +11,8 @@ from typing import Any
 from .results import Comparison, Row, comparisons
 
 MET, MISSED, TICK = "#0b559f", "#d9822b", "#111111"
-_ROW_INCHES = 0.24
+# The picture's title and the axis' label; a panel's title and its ticks; a row.
+_HEAD_INCHES, _PANEL_INCHES, _ROW_INCHES = 0.55, 0.55, 0.24
 
 Line = tuple[Row, Comparison]
 
@@ -33,10 +34,11 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
     parts = lines(rows)
     if not parts:
         raise ValueError("no row has a target that was measured; there is nothing to draw")
-    # A panel has a fixed overhead of about three rows: its title, and half a row at either end.
-    heights = [len(part) + 3 for part in parts.values()]
-    figure = Figure(figsize=(10.5, 1.0 + _ROW_INCHES * sum(heights)), layout="constrained")
-    figure.suptitle(title, fontsize=11)
+    # Rows are equally high in all panels: an axis spans its rows and a fifth of one.
+    heights = [len(part) + 0.2 for part in parts.values()]
+    inches = _HEAD_INCHES + len(parts) * _PANEL_INCHES + _ROW_INCHES * sum(heights)
+    figure = Figure(figsize=(10.5, inches), layout="constrained")
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     panels = figure.subplots(len(parts), 1, squeeze=False, height_ratios=heights)[:, 0]
     longest = max(c.ratio for part in parts.values() for _, c in part)
     furthest = max(longest, *(c.target for part in parts.values() for _, c in part))
@@ -66,7 +68,7 @@ def _panel(axes: Any, op: str, part: Sequence[Line], width: float) -> None:
     for place, (_, c) in zip(places, part, strict=True):
         verdict = "" if c.met else "  missed"
         axes.annotate(
-            f"{c.ratio:.2f} of {c.target:g}{verdict}",
+            f"{c.ratio:.3f} of {c.target:g}{verdict}",
             (max(c.ratio, c.target), place),
             xytext=(5, 0),
             textcoords="offset points",

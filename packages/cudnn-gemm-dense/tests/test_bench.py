@@ -182,6 +182,20 @@ def test_what_differs_in_blocks_is_passed_as_a_pair():
     assert Work("swiglu", SHAPE, FP8, FP8, BF16, "cpu").vector is None
 
 
+def test_the_class_door_is_checked_as_well(monkeypatch):
+    (case,) = (c for c in _bench.cases() if c.case.endswith("execute"))
+    case.prepare("cpu").check()
+    real = cudnn_gemm_dense.GemmAmax.execute
+
+    def wrong(self, *tensors):
+        real(self, *tensors)
+        tensors[4][0, 0] += 9.0
+
+    monkeypatch.setattr(cudnn_gemm_dense.GemmAmax, "execute", wrong)
+    with pytest.raises(WrongResult, match="c_tensor"):
+        case.prepare("cpu").check()
+
+
 def test_planned_operations_say_so(monkeypatch):
     def coming(op):
         raise NotImplementedError(f"{op} is coming")

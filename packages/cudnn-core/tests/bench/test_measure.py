@@ -174,8 +174,7 @@ def test_checking_times_nothing_but_makes_peers_ready(clock):
     made = []
     bench = make_bench(clock, check_only=True)
     train = Train(lambda: made.append("jax"), lambda result: made.append("waited"))
-    found = bench.run(
-        case(clock, peers={"mm": lambda: lambda: made.append("mm"), "jax": lambda: train})
-    )
+    peers = {"mm": lambda: lambda: made.append("mm"), "jax": lambda: train}
+    found = bench.run(case(clock, peers=peers, host=lambda: lambda: made.append("tiny")))
     assert found.state == measure.CHECKED and found.row is None
-    assert made == ["mm", "jax", "waited"] and clock.log == []
+    assert made == ["mm", "jax", "waited", "tiny"] and clock.log == []

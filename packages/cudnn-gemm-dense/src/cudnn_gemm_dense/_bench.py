@@ -142,22 +142,28 @@ def _prepare_host(door: str, device: str) -> Trial:
 
     from cudnn_core.bench.protocol import Limit
 
-    from ._bench_work import Work, bare_executable
+    from ._bench_work import AMAX_ERROR, Work, bare_executable
 
     work = Work("amax", TINY, "mxfp8", "mxfp8", "float32", device)
     inputs = work.a.data, work.b.data, work.a.scale, work.b.scale
-    outputs = (
-        torch.empty(*TINY[:2], 1, device=device),
-        torch.zeros(1, 1, 1, device=device),
-    )
+    c, amax = torch.empty(*TINY[:2], 1, device=device), torch.zeros(1, 1, 1, device=device)
+    outputs = c, amax
     op = cudnn_gemm_dense.GemmAmax(*inputs, *outputs)
     op.compile()
     y = torch.zeros(128, device=device)
     z = torch.empty_like(y)
     wrapper_us = WRAPPER_US + len(outputs) * OUTPUT_US
+
+    def check_class() -> None:
+        c.fill_(torch.nan)
+        amax.zero_()
+        op.execute(*inputs, *outputs)
+        work.check_results({"c_tensor": c, "amax_tensor": amax}, work.noise, AMAX_ERROR)
+
+    executes = door == "execute"
     return Trial(
-        ours=(lambda: op.execute(*inputs, *outputs)) if door == "execute" else work.ours,
-        check=work.check,
+        ours=(lambda: op.execute(*inputs, *outputs)) if executes else work.ours,
+        check=check_class if executes else work.check,
         bounds={
             BARE: lambda: bare_executable(inputs, outputs),
             EXECUTE_LIMIT: Limit(of=BARE, scale=EXECUTE_RATIO),

@@ -70,7 +70,7 @@ class Trial:
     flops: float = 0.0
     nbytes: float = 0.0
     rate: Literal["bfloat16", "float8"] = "bfloat16"
-    host: Maker | None = None
+    host: Callable[[], Call] | None = None
 
 
 def _built() -> None:

@@ -175,6 +175,32 @@ def test_without_a_gpu_the_reason_is_told(command):
     assert "nothing can be measured here: no" in done.stderr and "--list" in done.stderr
 
 
+def test_rows_are_kept_as_they_come(fake_family, tmp_path):
+    """A run that ends early has written what it found."""
+
+    class Runner:
+        clock = None
+
+        def run(self, case):
+            if case.case == "5,6":
+                raise KeyboardInterrupt
+            return measure.Outcome(case, measure.MEASURED, row=ROW)
+
+    (_, cases) = next(bench._selected(["fake"], bench.Selection()))
+    path = tmp_path / "rows.json"
+    with pytest.raises(KeyboardInterrupt):
+        bench.run_cases(Runner(), "fake", cases, path)
+    assert json.loads(path.read_text()) == [ROW]
+
+
+def test_a_file_that_is_no_results_is_refused_before_anything_runs(command, tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text("[{}]")
+    done = command("bench", "fake", "--json", str(path), code=ON_THE_HOST)
+    assert done.returncode == 2 and "expected the keys" in done.stderr
+    assert path.read_text() == "[{}]" and done.stdout == ""
+
+
 def test_each_case_is_run_and_its_memory_given_back(fake_family):
     class Clock:
         freed = 0

@@ -75,18 +75,6 @@ class Output:
     plot: Path | None = None
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A family's outcomes."""
-
-    family: str
-    outcomes: tuple[measure.Outcome, ...]
-
-    @property
-    def rows(self) -> list[results.Row]:
-        return [outcome.row for outcome in self.outcomes if outcome.row is not None]
-
-
 def list_cases(names: Sequence[str], selection: Selection) -> int:
     """Print the cases of families, all that have any when none is named."""
     console = make_console()
@@ -144,21 +132,37 @@ def run(names: Sequence[str], selection: Selection, output: Output, *, check_onl
         wanted=selection.wants,
         check_only=check_only,
     )
-    measured = [Measured(name, run_cases(bench, name, cases)) for name, cases in chosen]
-    for one in measured:
-        _report(console, one, clock, None if check_only else output, selection)
-    return 1 if any(o.is_failure for one in measured for o in one.outcomes) else 0
+    if check_only:
+        output = Output()
+    failed = False
+    for name, cases in chosen:
+        path = None if check_only else output.json or _default_file(clock.folder, name, selection)
+        outcomes = run_cases(bench, name, cases, path)
+        _report(console, name, outcomes, clock)
+        rows = [outcome.row for outcome in outcomes if outcome.row is not None]
+        if rows:
+            where = "no file; name one by --json" if path is None else str(path)
+            console.print(f"Rows: {escape(where)}", soft_wrap=True)
+        if rows and output.plot:
+            _draw(console, output.plot, rows, f"{name} on {clock.name}")
+        failed |= any(outcome.is_failure for outcome in outcomes)
+    return 1 if failed else 0
 
 
 def run_cases(
-    bench: measure.Bench, family: str, cases: Sequence[Case]
+    bench: measure.Bench, family: str, cases: Sequence[Case], path: Path | None = None
 ) -> tuple[measure.Outcome, ...]:
-    """Run each case, with progress."""
+    """Run each case, with progress. Its row goes to `path` at once: a long run that ends early keeps what it found."""
     outcomes = []
+    kept = results.read(path) if path is not None and path.exists() else []
     with Steps(f"Measuring {family}", len(cases)) as steps:
         for case in cases:
             steps.begin(f"{case.op} {case.case} {case.dtype}")
-            outcomes.append(bench.run(case))
+            outcome = bench.run(case)
+            outcomes.append(outcome)
+            if path is not None and outcome.row is not None:
+                kept = results.merge(kept, [outcome.row])
+                results.write(path, kept)
             # What a case allocated is free now; the next may need the whole memory.
             getattr(bench.clock, "free", bool)()
             steps.finish()
@@ -184,31 +188,18 @@ def _selected(names: Iterable[str], selection: Selection) -> Iterator[tuple[str,
         yield family.name, cases
 
 
-def _report(
-    console: Console, measured: Measured, clock: Any, output: Output | None, selection: Selection
-) -> None:
-    """Table, notes, and the files."""
-    rows = measured.rows
+def _report(console: Console, family: str, outcomes: Sequence[measure.Outcome], clock: Any) -> None:
+    """Table and notes."""
+    rows = [outcome.row for outcome in outcomes if outcome.row is not None]
     if rows:
-        console.print(f"[bold]{measured.family}[/bold] on {escape(clock.name)}")
+        console.print(f"[bold]{family}[/bold] on {escape(clock.name)}")
         console.print()
         show_rows(console, rows)
         console.print(
             f"Host time of torch.add(x, 1, out=y) here: {clock.empty_call * 1e6:.1f} us. "
             f"Copy: {clock.byte_rate * 1e-12:.2f} TB/s."
         )
-    show_notes(console, measured.outcomes)
-    if not rows or output is None:
-        return
-    path = output.json or _default_file(clock.folder, measured.family, selection)
-    if path is None:
-        console.print("No file was written: name one by --json.")
-    else:
-        kept = results.read(path) if path.exists() else []
-        results.write(path, results.merge(kept, rows))
-        console.print(f"Rows: {escape(str(path))}", soft_wrap=True)
-    if output.plot:
-        _draw(console, output.plot, rows, f"{measured.family} on {clock.name}")
+    show_notes(console, outcomes)
 
 
 def _default_file(gpu: str, family: str, selection: Selection) -> Path | None:

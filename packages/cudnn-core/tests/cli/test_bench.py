@@ -1,6 +1,7 @@
 """`cudnn bench`: what it selects, shows and refuses. The cases themselves are tested with their families."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -179,7 +180,7 @@ def test_rows_are_kept_as_they_come(fake_family, tmp_path):
     """A run that ends early has written what it found."""
 
     class Runner:
-        clock = None
+        clock = SimpleNamespace(free=lambda: None)
 
         def run(self, case):
             if case.case == "5,6":

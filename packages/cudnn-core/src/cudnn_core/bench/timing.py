@@ -40,6 +40,9 @@ class Clock(Protocol):
     def between(self, start: Any, end: Any) -> float:
         """Time from one event that has passed to another."""
 
+    def free(self) -> None:
+        """Give memory that nobody holds any more back to the device."""
+
 
 @dataclass(frozen=True)
 class Effort:

@@ -164,7 +164,7 @@ def run_cases(
                 kept = results.merge(kept, [outcome.row])
                 results.write(path, kept)
             # What a case allocated is free now; the next may need the whole memory.
-            getattr(bench.clock, "free", bool)()
+            bench.clock.free()
             steps.finish()
     return tuple(outcomes)
 

@@ -38,7 +38,9 @@ class TestCuda:
                 pass
             x.mul_(1.0)
 
-        assert device_sampler(clock, slow)() < 50e-6
+        sample = device_sampler(clock, slow)
+        # The least of several: another process on the device would lengthen some.
+        assert min(sample() for _ in range(20)) < 50e-6
 
     def test_rates_are_plausible(self):
         clock = Cuda()

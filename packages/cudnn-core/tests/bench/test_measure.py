@@ -143,11 +143,23 @@ def test_a_missing_peer_is_reported_and_the_rest_is_measured(clock, bench, maker
 
 
 def test_unwanted_peers_are_not_even_made(clock):
-    bench = make_bench(clock, wanted=lambda name: name == "mm")
+    bench = make_bench(clock, wanted=lambda case, name: name == "mm")
     found = bench.run(
         case(clock, peers={"jax": broken, "mm": lambda: clock.call("mm", 0.0, 30e-6)})
     )
     assert found.absent == {} and found.row["peers"] == {"mm": 30.0}
+
+
+def test_a_wanted_limit_brings_what_it_is_a_limit_of(clock):
+    bench = make_bench(clock, wanted=lambda case, name: name in case.targets)
+    bounds = {
+        "empty": lambda: clock.call("empty", 6e-6, 1e-6),
+        "empty + 12 us": Limit(of="empty", plus_us=12.0),
+        "other": broken,
+    }
+    targets = {"empty + 12 us": 1.0}
+    found = bench.run(case(clock, clock_kind="host", targets=targets, bounds=bounds))
+    assert found.row["bounds"] == {"empty": 6.0, "empty + 12 us": 18.0} and found.absent == {}
 
 
 def test_limits_follow_from_what_was_measured(clock, bench):

@@ -126,6 +126,13 @@ def test_unwanted_peers_stay_out(command, tmp_path):
     assert [row["peers"] for row in json.loads(path.read_text())] == [{}, {}]
 
 
+def test_only_what_has_a_target(command, tmp_path):
+    path = tmp_path / "rows.json"
+    done = command("bench", "fake", "--peers", "targets", "--json", str(path), code=ON_THE_HOST)
+    assert done.returncode == 0 and "no lost (1 case): it is not here" in done.stdout
+    assert [list(row["peers"]) for row in json.loads(path.read_text())] == [["slow [peer]"], []]
+
+
 def test_a_wrong_kernel_fails_the_command_and_leaves_no_row(command, tmp_path):
     path = tmp_path / "rows.json"
     done = command("bench", "fake", "--json", str(path), code=ON_THE_HOST, FAKE_WRONG="1")

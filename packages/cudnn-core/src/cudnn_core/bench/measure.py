@@ -38,8 +38,8 @@ class Bench:
     """Where and how cases run.
 
     clock: the device; rates: (bytes a second, operations a second by type), asked for when the first row is made.
-    wanted: whether to run a peer or bound of that name. check_only: nothing is timed, but peers are made ready, so
-    that a later run finds everything compiled.
+    wanted: whether to run a case's peer or bound of that name. check_only: nothing is timed, but peers are made ready,
+    so that a later run finds everything compiled.
     """
 
     clock: Clock
@@ -47,7 +47,7 @@ class Bench:
     rates: Callable[[], tuple[float, Mapping[str, float]]]
     effort: Effort
     versions: Mapping[str, str]
-    wanted: Callable[[str], bool] = lambda name: True
+    wanted: Callable[[Case, str], bool] = lambda case, name: True
     check_only: bool = False
 
     def run(self, case: Case) -> Outcome:
@@ -71,7 +71,7 @@ class Bench:
     def _run(self, case: Case) -> Outcome:
         trial = case.prepare(self.device)
         trial.check()
-        calls, absent = self._calls(trial)
+        calls, absent = self._calls(case, trial)
         if self.check_only:
             if trial.host is not None:
                 trial.host()()
@@ -87,12 +87,17 @@ class Bench:
         row = make_row(case, trial, times[OURS], host, peers, bounds, least, self.versions)
         return Outcome(case, MEASURED, row=row, absent=absent)
 
-    def _calls(self, trial: Trial) -> tuple[dict[str, Call | Train], dict[str, str]]:
+    def _calls(self, case: Case, trial: Trial) -> tuple[dict[str, Call | Train], dict[str, str]]:
         """The calls to time, ours first, and why the others are absent."""
         calls: dict[str, Call | Train] = {OURS: trial.ours}
         absent = {}
-        for name, maker in {**trial.bounds, **trial.peers}.items():
-            if isinstance(maker, Limit) or not self.wanted(name):
+        others = {**trial.bounds, **trial.peers}
+        wanted = {name for name in others if self.wanted(case, name)}
+        # A limit is worth what it is a limit of.
+        limits = [others[name] for name in wanted if isinstance(others[name], Limit)]
+        wanted.update(limit.of for limit in limits if limit.of is not None)
+        for name, maker in others.items():
+            if isinstance(maker, Limit) or name not in wanted:
                 continue
             made = make_ready(maker)
             if isinstance(made, Absent):

@@ -113,7 +113,10 @@ def bench(
     ] = None,
     peers: Annotated[
         str | None,
-        typer.Option(help="Run only peers and bounds with one of these in their names: mm,quack."),
+        typer.Option(
+            help="Only peers and bounds with one of these in their names, such as mm,quack; "
+            "or targets: only those that have one."
+        ),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A short selection of cases, few rounds.")

@@ -21,6 +21,8 @@ from cudnn_core.cli.texts import three_digits
 
 # Where the rows of a clone are kept; elsewhere rows are written only when a file is named.
 RESULTS = Path("benchmarks") / "results"
+# `--peers targets`: only what a case's targets name.
+TARGETS = "targets"
 
 _CASES = (Column("op"), Column("case"), Column("dtype"), Column("targets", wrap=True), Column("is"))
 _ROWS = (
@@ -60,11 +62,11 @@ class Selection:
             not self.cases or any(text in case or text in dtype for text in self.cases)
         )
 
-    def wants(self, peer: str) -> bool:
-        """Whether a peer or bound of this name is to run."""
-        return self.peers is None or any(
-            text.strip() in peer for text in self.peers.split(",") if text.strip()
-        )
+    def wants(self, case: Case, peer: str) -> bool:
+        """Whether a case's peer or bound of this name is to run."""
+        if self.peers is None or self.peers == TARGETS:
+            return self.peers is None or peer in case.targets
+        return any(text.strip() in peer for text in self.peers.split(",") if text.strip())
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,14 @@ def lowest(session):
     pytest(session, "packages/cudnn-core/tests", "packages/cudnn-gemm-dense/tests")
 
 
+@nox.session(name="bench", default=False)
+def bench(session):
+    """Every benchmark on this machine's Hopper GPU; arguments after `--` go to `cudnn bench`."""
+    sync(session, "--all-packages", "--extra=plot", groups=FRAMEWORKS)
+    for family in ("formats", "dense", "causal-conv"):
+        session.run("cudnn", "bench", family, *session.posargs)
+
+
 @nox.session(name="compile-all", default=False)
 def compile_all(session):
     """Every kernel variant compiled for sm_90a, the part that CI leaves out included."""

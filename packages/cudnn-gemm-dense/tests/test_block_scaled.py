@@ -43,19 +43,21 @@ CONFIGS = {
 @pytest.mark.compile
 @pytest.mark.parametrize("name", CONFIGS)
 def test_machine_code(name):
-    from cudnn_core import jit
+    from cudnn_core.testing import machine_code
     from cudnn_gemm_dense import block_scaled
 
-    if jit.find_disassembler() is None:
+    if machine_code.find_disassembler() is None:
         pytest.skip("nvdisasm is not installed (it comes with CUDA and with triton)")
     config = CONFIGS[name]
-    sass = jit.disassemble(
-        jit.object_code(lambda: (block_scaled.kernel(config), block_scaled.fake_args(config), ""))
+    sass = machine_code.disassemble(
+        machine_code.object_code(
+            lambda: (block_scaled.kernel(config), block_scaled.fake_args(config), "")
+        )
     )
-    counts = jit.instructions(sass)
+    counts = machine_code.instructions(sass)
     for opcode in block_scaled.expected_instructions(config):
         assert counts[opcode], opcode
-    assert jit.spills(sass) == 0
+    assert machine_code.spills(sass) == 0
     # One fence for each batch of WGMMAs: more would mean that the compiler serialized them.
     batches = 2 * (2 if config.a_dtype == F4 else 1)
     assert sass.count("WARPGROUP.ARRIVE") <= batches + (2 if config.tile.promote_k else 0)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cudnn_core.cli import demo, places
+from cudnn_core.cli import demo, pictures, places
 from cudnn_core.cli.protocol import Case, FeedForward, Trial, feed_forward
 from cudnn_core.testing.tiers import why_no_hopper
 
@@ -57,8 +57,8 @@ def test_picture(run_demo, tmp_path):
 
 
 def test_without_matplotlib_the_demo_does_not_start(monkeypatch, tmp_path):
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(demo.NoPlot, match="needs matplotlib"):
+    monkeypatch.setattr(pictures.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(pictures.NoPlot, match="needs matplotlib"):
         demo.run("reference", 1, tmp_path / "demo.png")
 
 
@@ -66,8 +66,8 @@ def test_without_matplotlib_the_demo_does_not_start(monkeypatch, tmp_path):
     ("name", "told"), [("demo.jpg", "ending in .png"), ("nosuch/demo.png", "no folder")]
 )
 def test_pictures_that_could_not_be_written(monkeypatch, tmp_path, name, told):
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: object())
-    with pytest.raises(demo.NoPlot, match=told):
+    monkeypatch.setattr(pictures.importlib.util, "find_spec", lambda name: object())
+    with pytest.raises(pictures.NoPlot, match=told):
         demo.run("reference", 1, tmp_path / name)
 
 

@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from cudnn_core import jit
 from cudnn_core.formats import cases, reference
 from cudnn_core.formats.kernels import configs, source
 from cudnn_core.formats.kernels.config import AmaxConfig, QuantizeConfig
 from cudnn_core.formats.spec import E2M1
+from cudnn_core.testing import machine_code
 
 ALL = list(configs(everything=True))
 # Every value of every field, and the pairs that meet in the machine code.
@@ -29,8 +29,8 @@ COVER = [
 
 
 def check_machine_code(config):
-    sass = jit.disassemble(jit.object_code(source(config).build))
-    assert jit.spills(sass) == 0
+    sass = machine_code.disassemble(machine_code.object_code(source(config).build))
+    assert machine_code.spills(sass) == 0
     # Subnormals must live through every product, sum and maximum of values.
     assert not re.findall(r"\b(?:FMUL|FFMA|FMNMX|F2F|F2FP)\S*FTZ", sass)
     if config.path == "vector":
@@ -47,7 +47,7 @@ def check_machine_code(config):
 
 @pytest.fixture
 def disassembler():
-    if jit.find_disassembler() is None:
+    if machine_code.find_disassembler() is None:
         pytest.skip("no nvdisasm here")
 
 

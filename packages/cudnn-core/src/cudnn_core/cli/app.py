@@ -59,11 +59,11 @@ def demo(
     ] = None,
 ) -> None:
     """Run every built operation on real input; show errors, times, and what each format costs."""
-    from cudnn_core.cli import demo, places
+    from cudnn_core.cli import demo, pictures, places
 
     try:
         status = demo.run(engine.value, repeat, plot)
-    except (demo.NoPlot, places.NoPlace) as error:
+    except (pictures.NoPlot, places.NoPlace) as error:
         _fail(error)
     raise typer.Exit(status)
 
@@ -95,6 +95,70 @@ def compile_(
     try:
         status = ahead.run(family or [], arch, jobs, everything)
     except (ahead.CannotCompile, families.UnknownFamily) as error:
+        _fail(error)
+    raise typer.Exit(status)
+
+
+@app.command()
+def bench(
+    family: Annotated[
+        list[str] | None, typer.Argument(help="Families to measure, such as dense.")
+    ] = None,
+    op: Annotated[
+        list[str] | None, typer.Option(help="Only operations whose name holds this; repeatable.")
+    ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help="Only cases whose shape or formats hold this; repeatable."),
+    ] = None,
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            help="Only peers and bounds with one of these in their names, such as mm,quack; "
+            "or targets: only those that have one."
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A short selection of cases, few rounds.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compile and check everything; time nothing.")
+    ] = False,
+    listing: Annotated[
+        bool, typer.Option("--list", help="List the cases and stop; needs no GPU.")
+    ] = False,
+    show: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Show these rows instead of measuring."),
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Where rows go; rows already there stay."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, metavar="FILE.png", help="Also draw the ratios to targets."),
+    ] = None,
+) -> None:
+    """Measure operations against their peers on this GPU, each checked first, and write the rows."""
+    from cudnn_core.bench import results
+    from cudnn_core.cli import bench, families, pictures
+
+    selection = bench.Selection(tuple(op or ()), tuple(case or ()), quick, peers)
+    output = bench.Output(json, plot)
+    try:
+        if show is not None:
+            status = bench.show(show, selection, output)
+        elif listing:
+            status = bench.list_cases(family or [], selection)
+        else:
+            status = bench.run(family or [], selection, output, check_only=check)
+    except (
+        bench.CannotBench,
+        families.UnknownFamily,
+        pictures.NoPlot,
+        results.BadRows,
+    ) as error:
         _fail(error)
     raise typer.Exit(status)
 

@@ -3,9 +3,7 @@
 What runs comes from the families' `_demo` modules (see `protocol`); this file runs and shows it.
 """
 
-import importlib.util
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from cudnn_core.cli import families, places
+from cudnn_core.cli import families, pictures, places
 from cudnn_core.cli.console import Column, Steps, make_console, make_table
 from cudnn_core.cli.protocol import Case, Study, feed_forward
 from cudnn_core.cli.texts import show_error, show_seconds, three_digits
@@ -30,11 +28,6 @@ _COLUMNS = (
     Column("time", right=True),
     Column("TFLOP/s", spare=True, right=True),
 )
-_PICTURES = (".png", ".svg", ".pdf")
-
-
-class NoPlot(RuntimeError):
-    """A picture was asked for and cannot be made; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ class Measured:
 def run(engine: str, repeat: int | None, plot: Path | None) -> int:
     """The whole demo; returns the exit status: 1 if a result lies beyond its tolerance."""
     if plot:
-        _check_plot(plot)
+        pictures.check_plot(plot, "demo")
     console = make_console()
     place = places.choose(engine)
     console.print(
@@ -182,19 +175,6 @@ def _verdict(console: Console, measured: list[Measured]) -> int:
                 f"{name} is {error} off, {allowed} is allowed"
             )
     return 1 if wrong else 0
-
-
-def _check_plot(plot: Path) -> None:
-    """Raises NoPlot, before anything has run, when the picture could not be made."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise NoPlot(
-            "--plot needs matplotlib, which is not installed; pip install matplotlib, "
-            "or from a clone: uv run --extra plot cudnn demo --plot FILE.png"
-        )
-    if plot.suffix.lower() not in _PICTURES:
-        raise NoPlot(f"--plot: expected a file name ending in {', '.join(_PICTURES)}, got {plot}")
-    if not os.access(plot.absolute().parent, os.W_OK):
-        raise NoPlot(f"--plot: no folder to write to at {plot.absolute().parent}")
 
 
 def _draw(plot: Path, parts: list[tuple[Callable[[Any, list[Any]], None], list[Any]]]) -> None:

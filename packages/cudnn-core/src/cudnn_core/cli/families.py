@@ -5,6 +5,7 @@ line, each part optional:
 
     ops() -> iterable of cudnn_core.op.Op      the operations that are built
     module _demo                               see cudnn_core.cli.protocol
+    module _bench                              see cudnn_core.bench.protocol
 
 Core's own kernels, those of its formats, count as one more family where kernels are compiled.
 """
@@ -52,8 +53,15 @@ class Family:
 
     def demo(self) -> ModuleType | None:
         """The family's `_demo` module, None without one."""
-        name = f"{self.module}._demo"
-        return importlib.import_module(name) if importlib.util.find_spec(name) else None
+        return self._hook("_demo")
+
+    def bench(self) -> ModuleType | None:
+        """The family's `_bench` module, None without one."""
+        return self._hook("_bench")
+
+    def _hook(self, name: str) -> ModuleType | None:
+        full = f"{self.module}.{name}"
+        return importlib.import_module(full) if importlib.util.find_spec(full) else None
 
 
 class Formats(Family):
@@ -84,7 +92,7 @@ def installed() -> tuple[Family, ...]:
 
 
 def compiled() -> tuple[Family, ...]:
-    """The families that may have kernels to compile: core's formats, then the installed ones."""
+    """The families that may have kernels to compile and to measure: core's formats, then the installed ones."""
     return (Formats("formats", "cudnn_core.formats"), *installed())
 
 

@@ -55,13 +55,12 @@ def _in_parallel(work: Callable, module: str, plans: list[Plan], workers: int) -
 
 def machine_code(module: str, plan: Plan) -> dict[str, int]:
     """How often each opcode occurs in the kernel of a plan; the disk cache is left alone."""
-    from .. import jit
+    from . import machine_code as code
 
     op = import_module(module).OP
     engine = next(e for e in op.engines if e.name == plan.engine)
-    return dict(
-        jit.instructions(jit.disassemble(jit.object_code(engine.source(plan).build, plan.arch)))
-    )
+    binary = code.object_code(engine.source(plan).build, plan.arch)
+    return dict(code.instructions(code.disassemble(binary)))
 
 
 def machine_codes(

@@ -1,0 +1,98 @@
+"""The timing loops on a clock that counts."""
+
+import math
+
+import pytest
+from clock import FakeClock
+
+from cudnn_core.bench import timing
+from cudnn_core.bench.protocol import Train
+from cudnn_core.bench.timing import Effort
+
+MICRO = 1e-6
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.mark.parametrize("host", [1, 10, 300])
+def test_device_time_is_without_the_hosts_however_slow_it_is(clock, host):
+    """Without the lead the host's gap would lie between the two events."""
+    call = clock.call("f", host * MICRO, 25 * MICRO)
+    sample = timing.device_sampler(clock, call)
+    assert [sample() for _ in range(3)] == pytest.approx([25 * MICRO] * 3)
+    assert clock.idles == pytest.approx([2 * host * MICRO] * 3)
+
+
+def test_every_timed_call_comes_after_a_sweep(clock):
+    sample = timing.device_sampler(clock, clock.call("f", 1e-6, 1e-6))
+    clock.log.clear()
+    sample()
+    assert clock.log == ["idle", "f", "drain"]
+
+
+def test_the_slow_first_calls_are_not_timed(clock):
+    left = [3]
+
+    def call():
+        clock.call("f", 1e-6, 1.0 if left[0] > 0 else 2e-6)()
+        left[0] -= 1
+
+    assert timing.device_sampler(clock, call)() == pytest.approx(2e-6)
+
+
+def test_medians_take_turns_and_rotate(clock):
+    calls = {name: clock.call(name, 1.0, 0.0) for name in "abc"}
+    samplers = {n: lambda c=c: (c(), 1.0)[1] for n, c in calls.items()}
+    assert timing.medians(clock, samplers, Effort(0.0, 4, 9)) == dict.fromkeys("abc", 1.0)
+    assert "".join(clock.log) == "abc" + "abc" + "bca" + "cab" + "abc"
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 4), (60.0, 6), (1e9, 9)])
+def test_rounds_follow_the_budget_within_bounds(clock, seconds, rounds):
+    call = clock.call("f", 10.0, 0.0)
+    timing.medians(clock, {"": lambda: (call(), 1.0)[1]}, Effort(seconds, 4, 9))
+    assert len(clock.log) == 1 + rounds
+
+
+def test_it_is_the_median_and_the_first_round_is_dropped(clock):
+    values = iter([1e9, 1.0, 2.0, 3.0, 4.0, 500.0])
+    assert timing.medians(clock, {"": lambda: next(values)}, Effort(0.0, 5, 5)) == {"": 3.0}
+
+
+def test_a_train_gives_the_slope(clock):
+    """Waiting costs 50 us at each end; a call takes 7 us of the device."""
+
+    def wait(result):
+        assert result == "jax"
+        clock.drain()
+        clock.host += 50 * MICRO
+
+    train = Train(clock.call("jax", 1 * MICRO, 7 * MICRO), wait)
+    assert timing.device_sampler(clock, train)() == pytest.approx(7 * MICRO)
+
+
+@pytest.mark.parametrize(("host", "device", "longer"), [(9, 4, 9), (4, 9, 9)])
+def test_a_call_in_a_loop_takes_the_longer_of_host_and_device(clock, host, device, longer):
+    sample = timing.call_sampler(clock, clock.call("f", host * MICRO, device * MICRO))
+    assert sample() == pytest.approx(longer * MICRO, rel=0.05)
+
+
+def test_host_time_leaves_the_device_out(clock):
+    call = clock.call("f", 3 * MICRO, 80 * MICRO)
+    assert timing.host_sampler(clock, call)() == pytest.approx(3 * MICRO)
+    clock.log.clear()
+    assert timing.host_seconds(clock, call) == pytest.approx(3 * MICRO)
+    warm, calls = timing.WARM_UP, timing.HOST_CALLS
+    assert clock.log.count("f") == warm + calls == 1003
+    assert clock.log.count("drain") == calls // timing.DRAIN + 1
+    # One hundred calls between two drains, and nothing queued when they begin.
+    assert clock.log[warm:][:102] == ["drain", *["f"] * 100, "drain"]
+
+
+def test_roofline_is_the_longer_of_arithmetic_and_traffic():
+    assert timing.roofline(10.0, 4.0, 5.0, 4.0) == 2.0
+    assert timing.roofline(10.0, 12.0, 5.0, 4.0) == 3.0
+    assert math.isnan(timing.roofline(0.0, 0.0, 5.0, 4.0))

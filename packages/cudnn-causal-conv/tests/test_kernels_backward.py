@@ -15,10 +15,10 @@ from cudnn_causal_conv.kernels.host_backward import (
     splits_of,
     workspaces_backward,
 )
-from cudnn_core import jit
 from cudnn_core.contract import OperandPlan, Problem, Signature
 from cudnn_core.plan import Plan
 from cudnn_core.tensor_desc import Device, TensorDesc, contiguous_stride
+from cudnn_core.testing import machine_code
 
 B, H, F = "bfloat16", "float16", "float32"
 STATES = {"has_initial": True, "has_dfinal": True, "has_dinitial": True}
@@ -52,10 +52,10 @@ def kernels_of(sass):
 @pytest.mark.compile
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_machine_code(config):
-    if jit.find_disassembler() is None:
+    if machine_code.find_disassembler() is None:
         pytest.skip("no nvdisasm here")
-    sass = jit.disassemble(jit.object_code(source_of(config).build))
-    assert jit.spills(sass) == 0
+    sass = machine_code.disassemble(machine_code.object_code(source_of(config).build))
+    assert machine_code.spills(sass) == 0
     # Subnormals live through sums and products; only the two approximate instructions of SiLU flush.
     assert not re.findall(r"\b(?:FMUL|FFMA|FADD|F2F|F2FP)\S*FTZ", sass)
     assert not re.findall(r"\b(?:RED|ATOM|ATOMG|ATOMS)\b", sass), "sums in an order of chance"

@@ -458,6 +458,20 @@ def test_mixed_frameworks_and_devices():
         causal_conv1d(x, weight, return_final_states=True, final_states_out=np.zeros((2, 5, 3)))
 
 
+@pytest.mark.parametrize("kind", ["padded", "states", "packed states", "ids"])
+def test_frameworks_take_turns(kind):
+    """A call remembered for one framework, without an operand, says nothing of another's with it."""
+    data = make(replace(KINDS[kind], bias=True))
+    mine = torched(data)
+    for _ in range(2):
+        plain = causal_conv1d(mine.x, mine.weight, None, "silu")
+        mixed = causal_conv1d(*data.positional(), **data.keywords())
+        again = causal_conv1d(mine.x, mine.weight, None, "silu")
+        given = causal_conv1d(*mine.positional(), **mine.keywords())
+        assert torch.equal(plain, again)
+        np.testing.assert_array_equal(given.numpy(), mixed)
+
+
 def test_varlen_states_take_any_integers():
     x = torch.randn(59, 6, dtype=torch.bfloat16)
     ends = [0, 3, 3, 34, 35, 39, 59]

@@ -234,7 +234,9 @@ def test_chunks_equal_one_call(case, chunks):
     y = torch.cat(parts, dim=2)
     assert torch.equal(y, whole) and torch.equal(state, final)
     for a, b in zip(gradients(mine, (y, state)), expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+        # Autograd adds the chunks' weight gradients in their own dtype, one rounding each: relative to the whole.
+        error = (a.double() - b.double()).norm() / b.double().norm()
+        assert error < 1e-3 * max(8, len(chunks))
 
 
 @pytest.mark.parametrize("case", [CASES["ids"], CASES["ids d"]], ids=["t", "d"])
@@ -364,7 +366,7 @@ def test_a_block_trains_as_with_torchs_convolution():
     histories = []
     for convolve in (plain, lambda x, w, b: causal_conv1d(x, w, b, "silu")):
         model = Block(convolve).to("cuda", torch.bfloat16)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
         generator = torch.Generator("cuda").manual_seed(1)
         x = torch.randn(4, 200, 64, device="cuda", generator=generator).bfloat16()
         target = torch.roll(x, 2, dims=1)

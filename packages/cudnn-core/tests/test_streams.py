@@ -19,7 +19,7 @@ class WithCurrentStream(Adapter):
     """An adapter whose current stream is 77."""
 
     name = "fake"
-    describe = metadata = device = allocator = data_pointer = to_numpy = None
+    describe = metadata = device = allocator = data_pointer = to_numpy = namespace = None
 
     def current_stream(self, device):
         assert device == CUDA0

@@ -187,6 +187,8 @@ def test_varlen_states_refuse():
         compat.causal_conv1d_varlen_states(normal(1, 5, 6), np.array([0, 5]), 3)
     with pytest.raises(ValueError, match=r"cu_seqlens: expected rank 1 \(N\+1,\)"):
         compat.causal_conv1d_varlen_states(normal(5, 6), np.array([[0, 5]]), 3)
+    with pytest.raises(ValueError, match="state_len: expected 0 or more, got -1"):
+        compat.causal_conv1d_varlen_states(normal(5, 6), np.array([0, 5]), -1)
     with pytest.raises(TypeError, match="cu_seqlens: expected a tensor"):
         compat.causal_conv1d_varlen_states(normal(5, 6), [0, 5], 3)
 

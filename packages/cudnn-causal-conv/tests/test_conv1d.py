@@ -77,7 +77,14 @@ def test_the_filter_keeps_its_precision():
     assert (run(data) != run(rounded)).any()
 
 
-@pytest.mark.parametrize("spelling, name", [(None, None), ("identity", None), ("swish", "silu")])
+class Text(str):
+    """A string of another type, as a member of an enumeration is."""
+
+
+@pytest.mark.parametrize(
+    "spelling, name",
+    [(None, None), ("identity", None), ("swish", "silu"), (Text("silu"), "silu")],
+)
 def test_spellings_of_activations(spelling, name):
     same_bits(run(make(Case(activation=spelling))), run(make(Case(activation=name))))
 

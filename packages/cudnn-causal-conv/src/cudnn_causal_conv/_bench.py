@@ -9,7 +9,6 @@ what runs is in `_bench_work`.
 from collections.abc import Iterator
 from functools import partial
 
-import cudnn_causal_conv
 from cudnn_core.bench.parts import COPY
 from cudnn_core.bench.protocol import Case, Trial
 
@@ -69,7 +68,6 @@ def _case(
         dtype=DTYPE,
         targets=targets,
         prepare=partial(prepare, op, shape, how),
-        not_built=partial(not_built, op),
         clock="call" if how.endswith("call") else "device",
         quick=quick,
     )
@@ -85,13 +83,3 @@ def prepare(op: str, shape: tuple[int, ...], how: str, device: str) -> Trial:
     return work.sequence_trial(
         shape, device, layout, backward=op == BACKWARD, host_bound="call" in how
     )
-
-
-def not_built(op: str) -> str | None:
-    """Why an operation does not exist yet."""
-    name = "causal_conv1d_update" if op == UPDATE else "causal_conv1d"
-    try:
-        getattr(cudnn_causal_conv, name)
-    except NotImplementedError as error:
-        return str(error)
-    return None

@@ -115,6 +115,7 @@ OP = Op(
     namespace="cudnn_causal_conv",
     short_name="causal_conv1d_backward",
     examples=examples,
+    is_gradient=True,
     keeps_operands=True,
 )
 

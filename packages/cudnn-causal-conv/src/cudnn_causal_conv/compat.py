@@ -95,6 +95,8 @@ def causal_conv1d_varlen_states(x: Any, cu_seqlens: Any, state_len: int) -> Any:
     if len(cu_seqlens.shape) != 1 or cu_seqlens.shape[0] < 1:
         expected = "rank 1 (N+1,)"
         raise ValueError(mismatch("cu_seqlens", expected, f"shape {tuple(cu_seqlens.shape)}"))
+    if state_len < 0:
+        raise ValueError(mismatch("state_len", "0 or more", state_len))
     total, channels = x.shape
     count = cu_seqlens.shape[0] - 1
     if 0 in (total, count, state_len, channels):

@@ -67,6 +67,7 @@ class Op:
     examples(everything) yields (label, problem) for `sources`: problems of typical extents, bound without arrays.
     backward: the op that `run` differentiates this one with. Its inputs are this one's, then "d" and an output's name
     for each output: the gradient that comes in. An output "dx" is the gradient of the input "x".
+    is_gradient: it is such a backward op. The registered op refuses to be differentiated, whichever is used first.
     inference_only: `run` refuses tensors whose gradients are recorded. keeps_operands: operands may be dropped right
     after a call on a side stream, as there is no stream argument that says where they are used.
     """
@@ -79,12 +80,16 @@ class Op:
         short_name: str,
         examples: Callable[[bool], Iterable[tuple[str, Problem]]] = lambda everything: (),
         backward: Op | None = None,
+        is_gradient: bool = False,
         inference_only: bool = False,
         keeps_operands: bool = False,
     ) -> None:
         self.contract = contract
         self._examples = examples
+        if backward is not None and not backward.is_gradient:
+            raise ValueError(f"{short_name}: expected a backward op with is_gradient, got another")
         self.backward = backward
+        self.is_gradient = is_gradient
         self.inference_only = inference_only
         self.keeps_operands = keeps_operands
         self.watches_gradient = inference_only or backward is not None
@@ -181,7 +186,8 @@ class Op:
         self, prepared: Prepared, inputs: tuple[Any, ...], attributes: tuple[Any, ...]
     ) -> None:
         """Make this the call that is known at a look, unless it has changed too often for that to help."""
-        if self._looks == 0:
+        # Threads that count at once may step over 0.
+        if self._looks <= 0:
             return
         self._looks -= 1
         same = prepared.adapter.recognizer(prepared.present(inputs))

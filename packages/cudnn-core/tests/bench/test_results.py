@@ -110,3 +110,16 @@ def test_committed_results_follow_the_schema(path):
 def test_versions_name_what_is_installed():
     found = results.versions()
     assert list(found) == ["torch", "dsl", "date"] and len(found["date"]) == 10
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "rows.json"
+    path.write_text("[]")
+
+    def full(self, target):
+        raise OSError("no space")
+
+    monkeypatch.setattr(type(path), "replace", full)
+    with pytest.raises(OSError, match="no space"):
+        results.write(path, [])
+    assert path.read_text() == "[]"

@@ -60,8 +60,8 @@ def test_list_needs_no_gpu_and_says_what_is_built(command):
     done = command("bench", "fake", "--list")
     assert done.returncode == 0, done.stderr
     lines = words(done)
-    assert "fake/scale 3,4 f32->f32 slow [peer] 0.1 built".split() in lines
-    assert "fake/planned 3,4 f32->f32 not built".split() in lines
+    assert "3,4 f32->f32 slow [peer] 0.1 built".split() in lines
+    assert "3,4 f32->f32 not built".split() in lines[lines.index(["fake/planned"]) :]
     assert lines[-1][:4] == ["3", "cases,", "1", "of"]
 
 
@@ -86,17 +86,45 @@ def test_listing_loads_no_framework(command):
 )
 def test_selection(command, options, cases):
     lines = words(command("bench", "fake", "--list", *options))
-    assert {line[1] for line in lines if line[:1] and line[0].startswith("fake/")} == cases
+    assert {line[0] for line in lines if "->" in "".join(line)} == cases
+
+
+def test_families_without_a_selected_case_are_left_out_of_a_listing_of_all(command):
+    done = command("bench", "--list", "--op", "fake/planned")
+    assert done.returncode == 0 and "1 case, 1 of them" in done.stdout
+    done = command("bench", "--list", "--op", "nosuch")
+    assert done.returncode == 2 and "cudnn: no case is selected" in done.stderr
 
 
 def test_show_prints_verdicts_plainly(command, rows_file):
     done = command("bench", "--show", str(rows_file))
     assert done.returncode == 0, done.stderr
     lines = words(done)
-    assert "slow [peer] 12.0 1.200 1.25 MISSED".split() == lines[2][-6:]
-    assert "slow [peer] 12.0 1.500 1.25 met".split() == lines[4][-6:]
+    assert lines[0] == ["fake/scale"]
+    assert "slow [peer] 12.0 1.200 1.25 MISSED".split() == lines[3][-6:]
+    assert "slow [peer] 12.0 1.500 1.25 met".split() == lines[5][-6:]
     assert "Targets: 1 met, 1 missed." in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_narrow_tables_fold_names_and_keep_numbers(command, tmp_path):
+    path = tmp_path / "rows.json"
+    long = {
+        "case": "2,8192,16384 channel-last call",
+        "dtype": "mxfp8_e5m2xmxfp8_e5m2->bf16",
+        "peers": {},
+        "bounds": {"an empty autograd.Function + 12 us": 1234.5},
+        "targets": {"an empty autograd.Function + 12 us": 0.85},
+        "ours_us": 2345.6,
+    }
+    path.write_text(json.dumps([{**ROW, **long}]))
+    done = command("bench", "--show", str(path), COLUMNS="80")
+    assert (
+        max(map(len, done.stdout.splitlines())) <= 80
+        and "\N{HORIZONTAL ELLIPSIS}" not in done.stdout
+    )
+    assert words(done)[3][-4:] == ["1234", "0.526", "0.85", "MISSED"]
+    assert "2346" in words(done)[3]
 
 
 def test_show_draws(command, rows_file, tmp_path):
@@ -166,7 +194,10 @@ def test_a_clone_keeps_rows_by_gpu_and_family(tmp_path, monkeypatch):
         (("bench",), "name a family to measure; known here: formats"),
         (("bench", "nosuch"), "unknown family 'nosuch'"),
         (("bench", "fake", "--case", "nosuch"), "fake: no case is selected"),
-        (("bench", "--show", "nosuch.json"), "nosuch.json"),
+        (("bench", "--list", "--case", "nosuch"), "no case is selected"),
+        (("bench", "--show", "nosuch.json"), "cudnn: nosuch.json: No such file or directory\n"),
+        (("bench", "--show", __file__), "expected a JSON list of rows"),
+        (("bench", "--show", "x.json", "--plot", "x.txt"), "expected a file name ending in .png"),
         (("bench", "fake", "formats", "--json", "x.json"), "one family at a time"),
     ],
 )

@@ -85,6 +85,12 @@ def test_each_case_is_prepared_checked_and_timed():
 
 
 @pytest.mark.skipif(why_no_hopper() is None, reason="a Hopper GPU is here")
+@pytest.mark.parametrize("flop, rate", [(0.0, "-"), (2e12, "1.00")])
+def test_a_rate_only_where_it_says_something(flop, rate):
+    case = Case("fake/op", "N(0, 1)", "3x4", "f", flop, {"y": 1.0}, pytest.fail)
+    assert demo._cells(demo.Measured(case, "reference", {"y": 0.0}, 2.0))[-1] == rate
+
+
 def test_hopper_is_refused_with_the_reason():
     with pytest.raises(places.NoPlace, match="the engine hopper cannot run here: "):
         places.choose("hopper")

@@ -8,6 +8,7 @@ from torch.library import opcheck
 
 from cudnn_core.adapters.torch import ADAPTER
 from cudnn_core.doors import torch_autograd, torch_op
+from cudnn_core.op import Op
 from cudnn_core.testing.channels import BACKWARD, OP, STORE, channels
 
 
@@ -88,6 +89,38 @@ def test_a_second_derivative_is_refused(backend):
         RuntimeError, match="channels_backward is a gradient .*not differentiable twice"
     ):
         first[0].sum().backward()
+
+
+@pytest.mark.parametrize("first", ["forward", "backward"])
+def test_a_second_derivative_is_refused_whichever_op_is_registered_first(first):
+    names = "cudnn_core_toy", f"{first}_first"
+    backward = Op(
+        BACKWARD.contract, BACKWARD.engines, names[0], f"{names[1]}_backward", is_gradient=True
+    )
+    op = Op(OP.contract, OP.engines, *names, backward=backward)
+    torch_op.register((backward if first == "backward" else op).qualified)
+    x, weight, _, _ = operands()
+    (y,) = torch_op.outputs(op, (x, weight, None, None), ("plus", False))[:1]
+    (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="not differentiable twice"):
+        dx.sum().backward()
+
+
+def test_a_backward_op_says_that_it_is_one():
+    with pytest.raises(ValueError, match="is_gradient"):
+        Op(OP.contract, OP.engines, "cudnn_core_toy", "undeclared", backward=STORE)
+
+
+def test_looks_that_threads_counted_past_zero_are_used_up(monkeypatch):
+    OP.forget()
+    tensors = operands()
+    channels(*tensors)
+    (prepared,) = OP._prepared.values()
+    OP._recent, OP._looks = None, -1
+    prepared.gradient.tape.chances = -1
+    monkeypatch.setattr(type(ADAPTER), "recognizer", lambda self, tensors: pytest.fail("looked"))
+    torch.autograd.grad(channels(*tensors)[0].sum(), wanted(tensors))
+    OP.forget()
 
 
 def test_gradients_are_prepared_once_for_each_layout():

@@ -1,6 +1,6 @@
 """Forward for contiguous channels: each thread walks along the tokens of a few channels. Imports the DSL.
 
-A thread loads 16 bytes of channels a token and keeps the last W - 1 tokens in registers. Threads are numbered along
+A thread loads a vector of channels a token and keeps the last W - 1 tokens in registers. Threads are numbered along
 channels first, then along spans of tokens, then batches, so that no thread is idle, whatever the extents.
 """
 

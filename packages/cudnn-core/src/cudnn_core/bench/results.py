@@ -144,8 +144,10 @@ def read(path: Path) -> list[Row]:
     """The rows of a file. BadRows when it cannot be read or does not hold any."""
     try:
         rows = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise BadRows(f"{path}: {error}") from error
+    except OSError as error:
+        raise BadRows(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise BadRows(f"{path}: expected a JSON list of rows ({error})") from error
     return check_rows(rows, str(path))
 
 
@@ -163,4 +165,7 @@ def write(path: Path, rows: list[Row]) -> None:
     """Write checked rows; the folder is made when it is not there."""
     check_rows(rows, str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(rows, indent=1) + "\n")
+    # A run that is stopped here leaves the file as it was.
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(json.dumps(rows, indent=1) + "\n")
+    beside.replace(path)

@@ -114,8 +114,8 @@ def bench(
     peers: Annotated[
         str | None,
         typer.Option(
-            help="Only peers and bounds with one of these in their names, such as mm,quack; "
-            "or targets: only those that have one."
+            help="Only peers and bounds with one of these in their names, such as mm,quack. "
+            "targets: only those that have one; none: ours alone."
         ),
     ] = None,
     quick: Annotated[

@@ -5,7 +5,7 @@ shows.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,18 +24,23 @@ RESULTS = Path("benchmarks") / "results"
 # `--peers targets`: only what a case's targets name.
 TARGETS = "targets"
 
-_CASES = (Column("op"), Column("case"), Column("dtype"), Column("targets", wrap=True), Column("is"))
+# A table is one operation's. Where there is little room, names fold: numbers never lose their ends.
+_CASES = (
+    Column("case", wrap=True),
+    Column("dtype", wrap=True),
+    Column("targets", wrap=True),
+    Column("is"),
+)
 _ROWS = (
-    Column("op"),
-    Column("case"),
-    Column("dtype"),
-    Column("us", right=True),
+    Column("case", wrap=True),
+    Column("dtype", wrap=True),
+    Column("ours", right=True),
     Column("TFLOP/s", right=True, spare=True),
     Column("TB/s", right=True, spare=True),
-    Column("roofline", right=True),
-    Column("host us", right=True, spare=True),
-    Column("against"),
-    Column("us", right=True),
+    Column("roofline", right=True, spare=True),
+    Column("host", right=True, spare=True),
+    Column("against", wrap=True),
+    Column("theirs", right=True),
     Column("ratio", right=True),
     Column("target", right=True),
     Column(""),
@@ -80,16 +85,19 @@ class Output:
 def list_cases(names: Sequence[str], selection: Selection) -> int:
     """Print the cases of families, all that have any when none is named."""
     console = make_console()
-    rows = []
-    for _, cases in _selected(names or [f.name for f in _measurable()], selection):
+    tables: dict[str, list[tuple[str, ...]]] = {}
+    for _, cases in _selected(names, selection):
         for case in cases:
             reason = case.not_built()
             targets = ", ".join(f"{name} {ratio:g}" for name, ratio in case.targets.items())
             state = "built" if reason is None else "not built"
-            rows.append(tuple(map(escape, (case.op, case.case, case.dtype, targets, state))))
-    console.print(make_table(console, _CASES, rows))
-    missing = sum(row[-1] != "built" for row in rows)
-    console.print(f"\n{len(rows)} cases, {missing} of them of operations that are not built.")
+            cells = tuple(map(escape, (case.case, case.dtype, targets, state)))
+            tables.setdefault(case.op, []).append(cells)
+    _print_tables(console, _CASES, tables)
+    states = [row[-1] for rows in tables.values() for row in rows]
+    missing = sum(state != "built" for state in states)
+    unbuilt = f", {missing} of them of operations that are not built" if missing else ""
+    console.print(f"{_cases(len(states))}{unbuilt}.")
     return 0
 
 
@@ -175,9 +183,10 @@ def _measurable() -> list[families.Family]:
     return [family for family in families.compiled() if family.bench() is not None]
 
 
-def _selected(names: Iterable[str], selection: Selection) -> Iterator[tuple[str, tuple[Case, ...]]]:
-    """(family, its selected cases) of the families called `names`."""
-    for family in families.named(names, tuple(_measurable())):
+def _selected(names: Sequence[str], selection: Selection) -> Iterator[tuple[str, tuple[Case, ...]]]:
+    """(family, its selected cases) of the families called `names`; of all that have some when none is named."""
+    known, found = tuple(_measurable()), False
+    for family in families.named(names, known) if names else known:
         logging.getLogger(family.module).setLevel(logging.ERROR)
         cases = tuple(
             case
@@ -185,9 +194,13 @@ def _selected(names: Iterable[str], selection: Selection) -> Iterator[tuple[str,
             if selection.takes(case.op, case.case, case.dtype)
             and (case.quick or not selection.quick)
         )
-        if not cases:
+        if cases:
+            found = True
+            yield family.name, cases
+        elif names:
             raise CannotBench(f"{family.name}: no case is selected; cudnn bench --list shows them")
-        yield family.name, cases
+    if not found:
+        raise CannotBench("no case is selected; cudnn bench --list shows them")
 
 
 def _report(console: Console, family: str, outcomes: Sequence[measure.Outcome], clock: Any) -> None:
@@ -221,23 +234,33 @@ def _draw(console: Console, plot: Path, rows: Sequence[results.Row], title: str)
 
 
 def show_rows(console: Console, rows: Sequence[results.Row]) -> None:
-    """The table, a line for each comparison, and how many targets are met."""
-    cells, verdicts = [], []
+    """A table for each operation, a line for each comparison, and how many targets are met."""
+    tables: dict[str, list[tuple[str, ...]]] = {}
+    verdicts = []
     for row in rows:
         found = results.comparisons(row)
         verdicts += [c.met for c in found if c.target is not None]
-        head = _head(row)
+        head, cells = _head(row), tables.setdefault(row["op"], [])
         for index, comparison in enumerate(found or [None]):
             cells.append((*(head if index == 0 else ("",) * len(head)), *_against(comparison)))
-    console.print(make_table(console, _ROWS, cells))
-    console.print()
+    _print_tables(console, _ROWS, tables)
     met, missed, open_ = (sum(v is kind for v in verdicts) for kind in (True, False, None))
     unjudged = f", {open_} not measured" if open_ else ""
     colour = "red" if missed else "green"
     console.print(
-        f"[bold {colour}]Targets: {met} met, {missed} missed{unjudged}.[/bold {colour}] "
-        "ratio: their time over ours; a target is met when it is at least that."
+        f"[bold {colour}]Targets: {met} met, {missed} missed{unjudged}.[/bold {colour}]\n"
+        "Times in microseconds. ratio: theirs over ours; met: it is at least the target."
     )
+
+
+def _print_tables(
+    console: Console, columns: Sequence[Column], tables: Mapping[str, list[tuple[str, ...]]]
+) -> None:
+    """Operation -> rows: its name above its table."""
+    for op, rows in tables.items():
+        console.print(f"[bold]{escape(op)}[/bold]")
+        console.print(make_table(console, columns, rows))
+        console.print()
 
 
 def _head(row: results.Row) -> tuple[str, ...]:
@@ -248,7 +271,6 @@ def _head(row: results.Row) -> tuple[str, ...]:
         return three_digits(value) if digits is None else f"{value:.{digits}f}"
 
     return (
-        escape(row["op"]),
         escape(row["case"]),
         escape(row["dtype"]),
         number("ours_us"),

@@ -137,7 +137,7 @@ def _cells(row: Measured) -> tuple[str, ...]:
         _marked(row, main, show_error(row.errors[main])),
         ", ".join(_marked(row, o, f"{o} {show_error(row.errors[o])}") for o in others),
         show_seconds(row.seconds),
-        three_digits(case.flop / row.seconds / 1e12),
+        three_digits(case.flop / row.seconds / 1e12) if case.flop else "-",
     )
 
 

@@ -13,12 +13,12 @@ class NoPlot(RuntimeError):
 
 def check_plot(plot: Path, command: str) -> None:
     """Raises NoPlot when `--plot` of `command` ("demo") could not be done."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise NoPlot(
-            "--plot needs matplotlib, which is not installed; pip install matplotlib, "
-            f"or from a clone: uv run --extra plot cudnn {command} --plot {plot.name}"
-        )
     if plot.suffix.lower() not in _SUFFIXES:
         raise NoPlot(f"--plot: expected a file name ending in {', '.join(_SUFFIXES)}, got {plot}")
     if not os.access(plot.absolute().parent, os.W_OK):
         raise NoPlot(f"--plot: no folder to write to at {plot.absolute().parent}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise NoPlot(
+            "--plot needs matplotlib, which is not installed; pip install matplotlib, "
+            f"or from a clone: uv run --extra plot cudnn {command} --plot {plot}"
+        )

@@ -39,8 +39,9 @@ class Case:
     """One row: an operation on one input.
 
     op: the contract's name, "dense/amax"; source: where the input comes from, in two words; shape
-    and formats: as the table shows them; flop: work of one call; tolerance: largest error of each
-    result, by the names that the trial's `judge` uses; prepare: makes the Trial.
+    and formats: as the table shows them; flop: work of one call, 0 where a rate of it would say
+    nothing; tolerance: largest error of each result, by the names that the trial's `judge` uses;
+    prepare: makes the Trial.
     """
 
     op: str

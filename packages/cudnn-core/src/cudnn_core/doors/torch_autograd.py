@@ -75,7 +75,7 @@ class _Tape:
             if len(self.backwards) >= REMEMBERED:
                 self.backwards.clear()
             prepared = self.backwards[key] = self.op.prepare(self.full(tensors), self.attributes)
-        if self.chances:
+        if self.chances > 0:
             self.chances -= 1
             same = self.recognizer(tensors)
             self.recent = None if same is None else (same, prepared)

@@ -113,6 +113,7 @@ BACKWARD = Op(
     (CountingEngine(backward_reference),),
     "cudnn_core_toy",
     "channels_backward",
+    is_gradient=True,
 )
 OP = Op(CONTRACT, (CountingEngine(reference),), "cudnn_core_toy", "channels", backward=BACKWARD)
 

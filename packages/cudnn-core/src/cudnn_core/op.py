@@ -110,8 +110,8 @@ class Op:
         try:
             key = (attributes, adapter.key(inputs))
             prepared = self._prepared.get(key)
-        except (AttributeError, TypeError):
-            # An argument that is no tensor of this adapter, or an unhashable option: the slow way says which.
+        except (AttributeError, TypeError, RuntimeError):
+            # An argument that is no strided tensor of this adapter, or an unhashable option: the slow way says which.
             key = prepared = None
         if prepared is None:
             # Only calls on plain tensors are remembered, so their types are looked at here alone.
@@ -139,7 +139,7 @@ class Op:
             try:
                 key = (attributes, adapter.key(inputs))
                 prepared = self._prepared.get(key)
-            except (AttributeError, TypeError):
+            except (AttributeError, TypeError, RuntimeError):
                 key = None
             if prepared is None:
                 if adapter is not None and (
@@ -167,7 +167,11 @@ class Op:
         recent = self._recent
         if recent is not None:
             known, absent, same, prepared = recent
-            if attributes == known:
+            try:
+                again = attributes in known
+            except TypeError:  # an unhashable option: the slow way says which
+                again = False
+            if again:
                 # By identity: arrays of another framework may compare element by element.
                 for index in absent:
                     if inputs[index] is not None:
@@ -181,13 +185,13 @@ class Op:
         self, prepared: Prepared, inputs: tuple[Any, ...], attributes: tuple[Any, ...]
     ) -> None:
         """Make this the call that is known at a look, unless it has changed too often for that to help."""
-        if self._looks == 0:
+        if self._looks <= 0:
             return
         self._looks -= 1
         same = prepared.adapter.recognizer(prepared.present(inputs))
         if same is not None:
             absent = tuple(i for i, x in enumerate(inputs) if x is None)
-            self._recent = (attributes, absent, same, prepared)
+            self._recent = ({attributes}, absent, same, prepared)
 
     def _run_watched(
         self,
@@ -196,7 +200,12 @@ class Op:
         attributes: tuple[Any, ...],
         ignore_gradient: bool,
     ) -> Sequence[Any]:
-        if self.inference_only and not ignore_gradient and adapter.tracks_gradient(inputs):
+        if ignore_gradient:
+            with adapter.unrecorded():
+                return doors.outputs(self, inputs, attributes)
+        # An argument of another kind is the contract's to refuse.
+        arrays = [x for x in inputs if adapter_of(x) is adapter] if self.inference_only else ()
+        if self.inference_only and adapter.tracks_gradient(arrays):
             self._refuse_gradient()
         return doors.outputs(self, inputs, attributes)
 

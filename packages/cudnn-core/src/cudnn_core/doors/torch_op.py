@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ..op import Op
 
 _registered: set[str] = set()
-# Ops that are the gradient of another: what is to differentiate them is told that nothing can.
-_backwards: set[str] = set()
 _libraries: dict[str, torch.library.Library] = {}
 _lock = Lock()
 
@@ -34,7 +32,6 @@ def register(qualified: str) -> None:
 
     op = REGISTRY[qualified]
     if op.backward is not None:
-        _backwards.add(op.backward.qualified)
         register(op.backward.qualified)
     with _lock:
         if qualified in _registered:
@@ -47,7 +44,7 @@ def register(qualified: str) -> None:
         library.impl(op.short_name, kernel, "CPU")
         library.impl(op.short_name, kernel, "CUDA")
         torch.library.register_fake(qualified, _fake(op), lib=library)
-        if op.backward is not None or op.qualified in _backwards:
+        if op.backward is not None or any(other.backward is op for other in REGISTRY.values()):
             torch_autograd.register(op, library, placed)
         _registered.add(qualified)
 

@@ -18,9 +18,8 @@ def activation(refusal: type[Exception]) -> Attribute:
     """None or "identity"; "silu" or "swish"."""
 
     def parse(value: Any, argument: str) -> str:
-        for spelling, name in ACTIVATIONS.items():
-            if type(value) is type(spelling) and value == spelling:
-                return name
+        if (value is None or isinstance(value, str)) and value in ACTIVATIONS:
+            return ACTIVATIONS[value]
         raise refusal(mismatch(argument, "None, 'identity', 'silu' or 'swish'", repr(value)))
 
     return Attribute("activation", "identity", parse)

@@ -160,7 +160,7 @@ def test_channel_last_states():
     same_bits(last, plain)
 
 
-@pytest.mark.parametrize("integers", [np.int32, np.int64, np.uint8])
+@pytest.mark.parametrize("integers", [np.int32, np.int64, np.uint8, np.uint64])
 @pytest.mark.parametrize("state_len", [1, 4, 20])
 def test_varlen_states(integers, state_len):
     lengths = (3, 0, 31, 1, 4, 20)
@@ -187,7 +187,7 @@ def test_varlen_states_refuse():
         compat.causal_conv1d_varlen_states(normal(1, 5, 6), np.array([0, 5]), 3)
     with pytest.raises(ValueError, match=r"cu_seqlens: expected rank 1 \(N\+1,\)"):
         compat.causal_conv1d_varlen_states(normal(5, 6), np.array([[0, 5]]), 3)
-    with pytest.raises(ValueError, match="state_len: expected 0 or more, got -1"):
+    with pytest.raises(ValueError, match="state_len: expected at least 0, got -1"):
         compat.causal_conv1d_varlen_states(normal(5, 6), np.array([0, 5]), -1)
     with pytest.raises(TypeError, match="cu_seqlens: expected a tensor"):
         compat.causal_conv1d_varlen_states(normal(5, 6), [0, 5], 3)
@@ -197,3 +197,18 @@ def test_peers_operation_names_are_left_alone():
     from cudnn_core.op import REGISTRY
 
     assert not [name for name in REGISTRY if name.startswith("DaoAILab")]
+
+
+@pytest.mark.parametrize(
+    "cu, state_len, error, message",
+    [
+        ([0, 5], -1, ValueError, "state_len: expected at least 0, got -1"),
+        ([0, 5], 2.0, TypeError, "state_len: expected an integer, got 2.0"),
+        ([0, 5], True, TypeError, "state_len: expected an integer, got True"),
+        ([0.0, 5.0], 2, TypeError, "cu_seqlens: expected integers, got dtype float64"),
+        ([False, True], 0, TypeError, "cu_seqlens: expected integers, got dtype bool"),
+    ],
+)
+def test_varlen_states_want_integers(cu, state_len, error, message):
+    with pytest.raises(error, match=message):
+        compat.causal_conv1d_varlen_states(normal(5, 6), np.array(cu), state_len)

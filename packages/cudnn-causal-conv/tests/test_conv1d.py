@@ -495,6 +495,21 @@ def test_final_states_out_must_be_writable():
         causal_conv1d(x, w, return_final_states=True, final_states_out=out)
 
 
+def test_final_states_out_must_not_repeat_memory():
+    _, x, w = overlapping()
+    out = np.lib.stride_tricks.as_strided(zeros(20), (2, 5, 3), (0, 12, 4))
+    with pytest.raises(ValueError, match="final_states_out: expected strides that address each"):
+        causal_conv1d(x, w, return_final_states=True, final_states_out=out)
+
+
+def test_a_matrix_is_an_array():
+    data = make(Case(x="float32"))
+    same_bits(
+        causal_conv1d(data.x, np.asmatrix(data.weight), data.bias),
+        causal_conv1d(data.x, data.weight, data.bias),
+    )
+
+
 def test_a_refused_call_is_not_remembered():
     OP.forget()
     with pytest.raises(ValueError):

@@ -279,6 +279,17 @@ def test_vmap_of_the_update():
                 same_bits(one[i], other)
 
 
+def test_vmap_of_nothing():
+    data = arrays(make(KINDS["states"]))
+    xs = jnp.zeros((0, *data.x.shape), data.x.dtype)
+
+    def total(x):
+        return sum(y.sum() for y in outputs(data, x=x))
+
+    assert [y.shape[0] for y in jax.vmap(lambda x: outputs(data, x=x))(xs)] == [0, 0]
+    assert jax.vmap(jax.grad(total))(xs).shape == xs.shape
+
+
 def test_update_has_no_gradient():
     x, state, weight, _ = step("float32")
     with pytest.raises(NotImplementedError, match="'causal_conv1d_update' not implemented"):

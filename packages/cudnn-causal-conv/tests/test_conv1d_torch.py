@@ -16,6 +16,7 @@ from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
 from cudnn_causal_conv import causal_conv1d, causal_conv1d_backward, causal_conv1d_update, compat
+from cudnn_causal_conv.conv1d import OP
 from cudnn_causal_conv.testing import Case, make
 
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
@@ -187,6 +188,49 @@ def test_forward_mode_is_refused():
         dual = forward_ad.make_dual(data.x, torch.ones_like(data.x))
         with pytest.raises(NotImplementedError, match="jvp"):
             causal_conv1d(dual, data.weight)
+
+
+def test_forward_mode_with_plain_operands_is_no_matter():
+    with forward_ad.dual_level():
+        assert causal_conv1d_update(torch.ones(2, 3), torch.zeros(2, 3, 3), torch.ones(3, 4)).any()
+
+
+def test_transforms_are_refused():
+    """A derivative that torch would leave out is an error, not zero."""
+    data = torched(make(KINDS["plain"]))
+
+    def function(x):
+        return causal_conv1d(x, data.weight, data.bias, "silu").sum()
+
+    with pytest.raises(
+        NotImplementedError, match="causal_conv1d: expected gradients by torch.auto"
+    ):
+        torch.func.jvp(function, (data.x,), (data.x,))
+    with pytest.raises(
+        NotImplementedError, match="causal_conv1d: expected gradients by torch.auto"
+    ):
+        torch.func.grad(function)(data.x)
+    with FakeTensorMode() as mode, forward_ad.dual_level():
+        x = mode.from_tensor(data.x)
+        with pytest.raises(NotImplementedError, match="got a tangent"):
+            causal_conv1d(forward_ad.make_dual(x, x), mode.from_tensor(data.weight))
+
+
+def test_negated_views():
+    """Part of a conjugate is a view whose memory has the numbers with the other sign."""
+    data = torched(make(Case(x="float32", bias=False)))
+    OP.forget()
+    for x in (data.x, torch._neg_view(data.x), data.x):
+        y = causal_conv1d(x, data.weight, None, "silu")
+        assert torch.equal(y, causal_conv1d(x.clone(), data.weight, None, "silu"))
+    x = data.x.requires_grad_()
+    for sign in (1, -1):
+        y = causal_conv1d(x, data.weight, None, "silu")
+        grad = data.dout if sign == 1 else torch._neg_view(data.dout)
+        (dx,) = torch.autograd.grad(y, x, grad)
+        assert torch.equal(
+            dx, sign * causal_conv1d_backward(data.dout, x, data.weight, None, "silu")["dx"]
+        )
 
 
 def test_strided_and_expanded_gradients():
@@ -475,7 +519,51 @@ def test_frameworks_take_turns(kind):
 def test_varlen_states_take_any_integers():
     x = torch.randn(59, 6, dtype=torch.bfloat16)
     ends = [0, 3, 3, 34, 35, 39, 59]
-    for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64):
+    for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint64):
         states = compat.causal_conv1d_varlen_states(x, torch.tensor(ends, dtype=dtype), 4)
         assert states.stride() == (24, 1, 6) and states.dtype is x.dtype
         assert torch.equal(states[2], x[30:34].T) and not states[1].any()
+
+
+def test_layouts_without_strides():
+    x, weight = torch.randn(2, 5, 7), torch.randn(5, 4)
+    with pytest.raises(ValueError, match="weight: expected a strided tensor, got torch.sparse_csr"):
+        causal_conv1d(x, weight.to_sparse_csr())
+    with pytest.raises(ValueError, match="x: expected a strided tensor, got a nested one"):
+        causal_conv1d(torch.nested.nested_tensor(list(x)), weight)
+
+
+@pytest.mark.parametrize("activation", [np.array(["silu"] * 2), np.array("silu"), ["silu"]])
+def test_an_option_is_looked_at_after_a_like_call(activation):
+    x, weight = torch.randn(2, 5, 7), torch.randn(5, 4)
+    OP.forget()
+    for _ in range(2):
+        with pytest.raises(NotImplementedError, match="activation: expected None, 'identity'"):
+            causal_conv1d(x, weight, None, activation)
+        y = causal_conv1d(x, weight, None, "silu")
+        assert torch.equal(causal_conv1d(x, weight, None, np.str_("silu")), y)
+
+
+@pytest.mark.parametrize(
+    "out, error, message",
+    [
+        (torch.zeros(2, 5, 3, dtype=torch.float16), TypeError, "expected dtype torch.float32"),
+        (torch.zeros(2, 5, 3, device="meta"), ValueError, "expected it on cpu, as x is, got meta"),
+        (torch.zeros(2, 5, 4), ValueError, r"expected shape \(R, D, W-1\)"),
+        (np.zeros((2, 5, 3), np.float32), TypeError, "expected a torch array, as x is"),
+    ],
+)
+def test_fake_tensors_with_a_wrong_buffer_for_states(out, error, message):
+    with FakeTensorMode() as mode:
+        x, weight = mode.from_tensor(torch.randn(2, 5, 7)), mode.from_tensor(torch.randn(5, 4))
+        out = mode.from_tensor(out) if isinstance(out, torch.Tensor) else out
+        with pytest.raises(error, match=f"final_states_out: {message}"):
+            causal_conv1d(x, weight, return_final_states=True, final_states_out=out)
+
+
+def test_peers_update_records_no_gradient_when_compiled():
+    compiled = torch.compile(compat.causal_conv1d_update, backend="aot_eager", fullgraph=True)
+    x, state, weight = torch.randn(2, 5), torch.randn(2, 5, 3), torch.randn(5, 4)
+    y = compiled(x, state.clone(), torch.nn.Parameter(weight))
+    assert not y.requires_grad
+    assert torch.equal(y, compat.causal_conv1d_update(x, state, weight))

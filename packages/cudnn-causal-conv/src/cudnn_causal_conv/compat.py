@@ -87,16 +87,20 @@ def causal_conv1d_varlen_states(x: Any, cu_seqlens: Any, state_len: int) -> Any:
     x: (total, D). cu_seqlens: (N+1,), any integer dtype, contents stay on the device. Returns (N, D, state_len) of
     x's dtype with strides (state_len D, 1, D): states[i, :, state_len-m:] are the last m = min(length, state_len)
     tokens of sequence i, bit for bit, and zeros stand before. Not differentiable; raises TypeError for what is no
-    tensor, ValueError for shapes and mixed devices.
+    tensor or no integer, ValueError for shapes, a negative state_len and mixed devices.
     """
     adapter, device = common({"x": x, "cu_seqlens": cu_seqlens}, "causal_conv1d_varlen_states")
+    if isinstance(state_len, bool) or not hasattr(state_len, "__index__"):
+        raise TypeError(mismatch("state_len", "an integer", repr(state_len)))
+    if state_len < 0:
+        raise ValueError(mismatch("state_len", "at least 0", state_len))
     if len(x.shape) != 2:
         raise ValueError(mismatch("x", "rank 2 (total, D)", f"shape {tuple(x.shape)}"))
     if len(cu_seqlens.shape) != 1 or cu_seqlens.shape[0] < 1:
         expected = "rank 1 (N+1,)"
         raise ValueError(mismatch("cu_seqlens", expected, f"shape {tuple(cu_seqlens.shape)}"))
-    if state_len < 0:
-        raise ValueError(mismatch("state_len", "0 or more", state_len))
+    if "int" not in str(cu_seqlens.dtype):
+        raise TypeError(mismatch("cu_seqlens", "integers", f"dtype {cu_seqlens.dtype}"))
     total, channels = x.shape
     count = cu_seqlens.shape[0] - 1
     if 0 in (total, count, state_len, channels):
@@ -105,8 +109,8 @@ def causal_conv1d_varlen_states(x: Any, cu_seqlens: Any, state_len: int) -> Any:
         return adapter.full(empty, 0.0).swapaxes(1, 2)
     xp = adapter.namespace
     steps = adapter.steps(state_len, x)
-    # The zero makes narrow and unsigned integers as wide as the steps.
-    ends = (cu_seqlens + 0 * steps[:1]).clip(0, total)
+    # Narrow and unsigned integers become as wide as the steps.
+    ends = xp.asarray(cu_seqlens, dtype=steps.dtype).clip(0, total)
     at = ends[1:, None] - state_len + steps[None, :]
     states = adapter.detached(x)[at.clip(0)]
     inside = (at >= ends[:-1, None])[:, :, None]

@@ -11,6 +11,7 @@ from typing import Any
 from cudnn_core.adapters import adapter_of
 from cudnn_core.api_base import check_buffers_disjoint
 from cudnn_core.contract import Array, Attribute, Contract, Problem, Signature
+from cudnn_core.contract.operands import addresses_once
 from cudnn_core.engine import HopperEngine, ReferenceEngine
 from cudnn_core.errors import mismatch
 from cudnn_core.op import Op
@@ -174,11 +175,24 @@ def _into(inputs: tuple[Any, ...], activation: Any, returned: bool, states: Any)
     if not watched:
         _check_states_out(inputs, attributes, states)
     y, final_states = OP.run(inputs, attributes)
-    if watched and tuple(states.shape) != tuple(final_states.shape):
-        expected = f"shape {tuple(final_states.shape)}"
-        raise ValueError(mismatch("final_states_out", expected, f"shape {tuple(states.shape)}"))
+    if watched:
+        _check_like(adapter, states, final_states)
     adapter.assign(states, final_states)
     return y, states
+
+
+def _check_like(adapter: Any, states: Any, final_states: Any) -> None:
+    """As `_check_states_out`, of what a tracer can tell: kind, dtype, shape and device."""
+    name = "final_states_out"
+    if adapter_of(states) is not adapter:
+        raise TypeError(mismatch(name, f"a {adapter.name} array, as x is", type(states).__name__))
+    if states.dtype != final_states.dtype:
+        raise TypeError(mismatch(name, f"dtype {final_states.dtype} (x's)", states.dtype))
+    if tuple(states.shape) != tuple(final_states.shape):
+        text = f"shape (R, D, W-1) = {tuple(final_states.shape)}"
+        raise ValueError(mismatch(name, text, f"shape {tuple(states.shape)}"))
+    if states.device != final_states.device:
+        raise ValueError(mismatch(name, f"it on {final_states.device}, as x is", states.device))
 
 
 def _check_states_out(inputs: tuple[Any, ...], attributes: tuple[Any, ...], states: Any) -> None:
@@ -197,6 +211,10 @@ def _check_states_out(inputs: tuple[Any, ...], attributes: tuple[Any, ...], stat
         raise ValueError(mismatch(name, f"it on {problem.device}, as x is", got.device))
     if not adapter.is_writable(states):
         raise ValueError(mismatch(name, "an array to write into", "a read-only one"))
+    stride = tuple(abs(step) for step in got.stride)
+    if 0 not in got.shape and not addresses_once(tuple(got.shape), stride):
+        came = f"shape {tuple(got.shape)} with strides {tuple(got.stride)}"
+        raise ValueError(mismatch(name, "strides that address each element once", came))
     for operand, x in zip(CONTRACT.inputs, inputs, strict=True):
         try:
             check_buffers_disjoint([(name, states)], [(operand.name, x)])

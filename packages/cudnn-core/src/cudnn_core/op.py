@@ -115,8 +115,8 @@ class Op:
         try:
             key = (attributes, adapter.key(inputs))
             prepared = self._prepared.get(key)
-        except (AttributeError, TypeError):
-            # An argument that is no tensor of this adapter, or an unhashable option: the slow way says which.
+        except (AttributeError, TypeError, RuntimeError):
+            # An argument that is no strided tensor of this adapter, or an unhashable option: the slow way says which.
             key = prepared = None
         if prepared is None:
             # Only calls on plain tensors are remembered, so their types are looked at here alone.
@@ -144,7 +144,7 @@ class Op:
             try:
                 key = (attributes, adapter.key(inputs))
                 prepared = self._prepared.get(key)
-            except (AttributeError, TypeError):
+            except (AttributeError, TypeError, RuntimeError):
                 key = None
             if prepared is None:
                 if adapter is not None and (
@@ -172,7 +172,11 @@ class Op:
         recent = self._recent
         if recent is not None:
             known, absent, same, prepared = recent
-            if attributes == known:
+            try:
+                again = attributes in known
+            except TypeError:  # an unhashable option: the slow way says which
+                again = False
+            if again:
                 # By identity: arrays of another framework may compare element by element.
                 for index in absent:
                     if inputs[index] is not None:
@@ -193,7 +197,7 @@ class Op:
         same = prepared.adapter.recognizer(prepared.present(inputs))
         if same is not None:
             absent = tuple(i for i, x in enumerate(inputs) if x is None)
-            self._recent = (attributes, absent, same, prepared)
+            self._recent = ({attributes}, absent, same, prepared)
 
     def _run_watched(
         self,
@@ -202,7 +206,12 @@ class Op:
         attributes: tuple[Any, ...],
         ignore_gradient: bool,
     ) -> Sequence[Any]:
-        if self.inference_only and not ignore_gradient and adapter.tracks_gradient(inputs):
+        if ignore_gradient:
+            with adapter.unrecorded():
+                return doors.outputs(self, inputs, attributes)
+        # An argument of another kind is the contract's to refuse.
+        arrays = [x for x in inputs if adapter_of(x) is adapter] if self.inference_only else ()
+        if self.inference_only and adapter.tracks_gradient(arrays):
             self._refuse_gradient()
         return doors.outputs(self, inputs, attributes)
 

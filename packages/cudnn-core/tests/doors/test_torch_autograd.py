@@ -1,5 +1,8 @@
 """Gradients of an op that names its backward op, in torch: eager, compiled, absent operands, twice, in place."""
 
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -266,3 +269,17 @@ def test_meta_tensors():
     x = torch.empty(2, 3, device="meta")
     assert STORE.run((x, x.clone()), ())[0].is_meta
     assert channels(x[..., None], x[0])[0].shape == (2, 3, 1)
+
+
+def test_the_backward_may_be_registered_first():
+    """In a process of its own: an op is registered once."""
+    code = """
+import torch
+from cudnn_core.doors import torch_op
+from cudnn_core.testing.channels import BACKWARD, OP
+torch_op.register(BACKWARD.qualified)
+torch_op.register(OP.qualified)
+name = BACKWARD.qualified
+assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "Autograd")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -143,9 +143,17 @@ class Adapter(abc.ABC):
     def written(self, x: Any) -> None:  # noqa: B027 - optional
         """Tells the framework that `x` was written behind its back: its `version` grows."""
 
+    def resolved(self, arrays: Iterable[Any]) -> Iterable[Any]:
+        """`arrays` with the numbers that they stand for in memory."""
+        return arrays
+
     def tracks_gradient(self, arrays: Iterable[Any]) -> bool:
         """Whether the framework now records what is done with one of `arrays`, to differentiate it later."""
         return False
+
+    def unrecorded(self) -> contextlib.AbstractContextManager:
+        """Inside the context the framework records nothing to differentiate later."""
+        return NOTHING_TO_GUARD
 
     def current_stream(self, device: Device) -> int:
         """Handle of the stream on which the framework now queues work."""

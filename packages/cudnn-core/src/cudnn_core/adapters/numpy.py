@@ -65,7 +65,7 @@ class NumpyAdapter(Adapter):
         return x.flags.writeable
 
     def to_numpy(self, x: Any) -> Any:
-        return x
+        return np.asarray(x)  # a subclass may have arithmetic of its own
 
 
 ADAPTER = NumpyAdapter()

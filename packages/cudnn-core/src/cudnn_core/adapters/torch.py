@@ -47,8 +47,9 @@ class TorchAdapter(Adapter):
 
     def describe(self, x: Any, name: str = "") -> TensorDesc:
         dtype = as_dtype(x.dtype, f"{name or 'tensor'} dtype")
-        if x.layout is not torch.strided:
-            raise ValueError(f"{name or 'tensor'}: expected a strided tensor, got {x.layout}")
+        if x.layout is not torch.strided or x.is_nested:
+            got = "a nested one" if x.is_nested else x.layout
+            raise ValueError(f"{name or 'tensor'}: expected a strided tensor, got {got}")
         shape, stride = tuple(x.shape), x.stride()
         if dtype.is_fp4:
             try:
@@ -58,12 +59,12 @@ class TorchAdapter(Adapter):
         return TensorDesc(dtype, shape, stride, None, _device(x.device), name=name)
 
     def metadata(self, x: Any) -> tuple:
-        return type(x), x.dtype, x.shape, x.stride(), x.device
+        return type(x), x.dtype, x.shape, x.stride(), x.device, x.is_neg()
 
     def key(self, arrays: Iterable[Any]) -> tuple:
         return tuple(
             [
-                None if x is None else (type(x), x.dtype, x.shape, x.stride(), x.device)
+                None if x is None else (type(x), x.dtype, x.shape, x.stride(), x.device, x.is_neg())
                 for x in arrays
             ]
         )
@@ -130,8 +131,7 @@ class TorchAdapter(Adapter):
             torch.autograd.graph.increment_version(x)
 
     def tracks_gradient(self, arrays: Iterable[Any]) -> bool:
-        # Forward mode leaves no mark on a tensor: while it is on, every call is one that it may have to refuse.
-        if forward_ad._current_level >= 0:
+        if forward_ad._current_level >= 0 and self._has_tangent(arrays):
             return True
         if not torch.is_grad_enabled():
             return False
@@ -139,6 +139,18 @@ class TorchAdapter(Adapter):
             if x is not None and x.requires_grad:
                 return True
         return False
+
+    def _has_tangent(self, arrays: Iterable[Any]) -> bool:
+        # The tensors of a transform hide what outer ones have noted: under any, every call may be one to refuse.
+        if _functorch_level() is not None:
+            return True
+        return any(forward_ad.unpack_dual(x).tangent is not None for x in arrays if x is not None)
+
+    def unrecorded(self) -> contextlib.AbstractContextManager:
+        return torch.no_grad()
+
+    def resolved(self, arrays: Iterable[Any]) -> list[Any]:
+        return [None if x is None else x.resolve_neg() for x in arrays]
 
     def to_numpy(self, x: Any) -> Any:
         if x.device.type != "cpu":
@@ -218,9 +230,11 @@ class TorchAdapter(Adapter):
     def needs_op(self, arrays: Iterable[Any]) -> bool:
         if self.watches():
             return True
-        # What is no tensor at all is not the op's to refuse: torch would not name it as we do.
-        return not PLAIN_TYPES.issuperset(map(type, arrays)) and any(
-            isinstance(x, torch.Tensor) and type(x) not in PLAIN_TYPES for x in arrays
+        # What is no tensor at all is not the op's to refuse: torch would not name it as we do. Memory of a negated view
+        # (part of a conjugate) does not have its numbers, and torch resolves it on the way to an op.
+        return any(
+            isinstance(x, torch.Tensor) and (type(x) not in PLAIN_TYPES or x.is_neg())
+            for x in arrays
         )
 
     def deterministic(self) -> tuple[bool, bool]:

@@ -28,13 +28,14 @@ def batched(
 ) -> tuple[list[jax.Array], list[int]]:
     """The results of `call` for each index of the mapped axes `dims`, and where that axis is in each result."""
     aliases = op.contract.aliases(frozenset(operand.name for operand in operands))
-    for group in op.contract.folds:
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    # Nothing mapped leaves no extent to split again.
+    for group in op.contract.folds if size else ():
         symbols = {aliases.get(symbol, symbol) for symbol in group}
         places = [_place(operand, symbols, aliases) for operand in operands]
         ends = [_place(operand, symbols, aliases) for operand in results]
         known = all(d is None or at is not None for d, at in zip(dims, places, strict=True))
         if known and None not in ends and not _offset(operands, symbols, aliases):
-            size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
             merged = [_merge(*each, size) for each in zip(args, dims, places, strict=True)]
             made = call(*merged)
             return [_split(y, at, size) for y, at in zip(made, ends, strict=True)], ends

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from ..dtypes import as_dtype
 
@@ -47,6 +48,7 @@ class _Tape:
         self.single = len(prepared.made) == 1
         self.made = prepared.made
         self.key = prepared.adapter.key
+        self.resolved = prepared.adapter.resolved
         self.recognizer = prepared.adapter.recognizer
         self.op = op.backward
         self.attributes = op.attributes_of_backward(dict(problem.signature.attributes))
@@ -69,6 +71,7 @@ class _Tape:
         if recent is not None and recent[0](*tensors):
             made = recent[1].run(tensors)
             return (None, *[None if at is None else made[at] for at in self.places])
+        tensors = self.resolved(tensors)
         key = self.key(tensors)
         prepared = self.backwards.get(key)
         if prepared is None:
@@ -161,6 +164,7 @@ def register(op: Op, library: torch.library.Library, placed: Callable[..., list[
 
     placed: see torch_op.
     """
+    library = _Guarded(op, library)
     if op.backward is None:
         refuse = functools.partial(_refuse, op)
         torch.library.register_autograd(op.qualified, refuse, lib=library)
@@ -194,6 +198,38 @@ def register(op: Op, library: torch.library.Library, placed: Callable[..., list[
     torch.library.register_autograd(
         op.qualified, backward, setup_context=setup_context, lib=library
     )
+
+
+class _Guarded:
+    """A library whose autograd kernels refuse what torch would get wrong in silence, or in words of its own.
+
+    Here, because under the transforms of torch.func only a kernel sees the tensors of each level.
+    """
+
+    def __init__(self, op: Op, library: torch.library.Library) -> None:
+        self.op = op
+        self.library = library
+
+    def impl(self, name: str, kernel: Callable[..., Any], key: str, **options: Any) -> None:
+        def guarded(keyset: Any, *arguments: Any, **named: Any) -> Any:
+            tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+            if forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
+                got = "a tangent of forward mode (jvp)"
+            elif torch._C._are_functorch_transforms_active() and (
+                torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+            ):
+                got = "a transform of torch.func"
+            else:
+                return kernel(keyset, *arguments, **named)
+            raise NotImplementedError(
+                f"{self.op.short_name}: expected gradients by torch.autograd (backward), got {got}"
+            )
+
+        self.library.impl(name, guarded, key, **options)
+
+
+def _has_tangent(x: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(x).tangent is not None
 
 
 def _refuse(op: Op, ctx: Any, *grads: Any) -> None:

@@ -124,6 +124,10 @@ class Adapter(abc.ABC):
     def data_pointer(self, x: Any) -> int:
         """Address of the first element, valid while `x` is alive."""
 
+    def data_pointers(self, arrays: Iterable[Any]) -> tuple[int, ...]:
+        """`data_pointer` of several arrays, with the cost of one call."""
+        return tuple([self.data_pointer(x) for x in arrays])
+
     @abc.abstractmethod
     def to_numpy(self, x: Any) -> Any:
         """A NumPy array over the memory of the CPU array `x`: never a copy, writable where `x` is.

@@ -123,6 +123,9 @@ class TorchAdapter(Adapter):
     def data_pointer(self, x: Any) -> int:
         return x.data_ptr()
 
+    def data_pointers(self, arrays: Iterable[Any]) -> tuple[int, ...]:
+        return tuple([x.data_ptr() for x in arrays])
+
     def version(self, x: Any) -> int:
         return 0 if x.is_inference() else x._version
 

@@ -16,6 +16,24 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 LEAST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 LAYOUTS = ("t", "t padded", "t odd", "t shifted", "d", "d padded", "d odd", "any", "batch inner")
+SHAPES = [
+    (1, 8, 1),
+    (2, 8, 3),
+    (3, 16, 64),
+    (2, 24, 128),
+    (2, 5, 257),
+    (2, 40, 1000),
+    (3, 7, 1023),
+    (1, 136, 2049),
+    (2, 64, 4096),
+    (70, 8, 16),
+]
+LENGTHS = {
+    "boundaries": (63, 64, 65, 127, 128, 129, 256, 257, 4099),
+    "tiny": (1, 2, 0, 3, 1, 1, 5, 0, 0, 4, 8, 7, 1, 0),
+    "one": (300,),
+    "empty": (0,),
+}
 
 
 @dataclass(frozen=True)

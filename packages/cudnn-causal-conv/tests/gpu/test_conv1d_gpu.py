@@ -216,7 +216,12 @@ def test_packed_equals_separate(case):
         assert torch.equal(own[0], dx[:, :, span]) and torch.equal(own[-1][0], dinitial[i])
 
 
-@pytest.mark.parametrize("case", [CASES["states"], CASES["states d"]], ids=["t", "d"])
+@pytest.mark.parametrize(
+    "case",
+    # Autograd adds the chunks' gradients of filter and bias in their own dtype: FP32 here, to see ours alone.
+    [replace(CASES[name], weight="float32") for name in ("states", "states d")],
+    ids=["t", "d"],
+)
 @pytest.mark.parametrize("chunks", [(1, 2, 3, 251), (128, 129), (3,) * 85 + (2,)])
 def test_chunks_equal_one_call(case, chunks):
     mine = on_gpu(make(case), grad=True)
@@ -233,10 +238,11 @@ def test_chunks_equal_one_call(case, chunks):
         parts.append(y)
     y = torch.cat(parts, dim=2)
     assert torch.equal(y, whole) and torch.equal(state, final)
-    for a, b in zip(gradients(mine, (y, state)), expected, strict=True):
-        # Autograd adds the chunks' weight gradients in their own dtype, one rounding each: relative to the whole.
-        error = (a.double() - b.double()).norm() / b.double().norm()
-        assert error < 1e-3 * max(8, len(chunks))
+    dx, dweight, dbias, dinitial = gradients(mine, (y, state))
+    for a, b in zip((dx, dinitial), (expected[0], expected[3]), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+    for a, b in zip((dweight, dbias), expected[1:3], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("case", [CASES["ids"], CASES["ids d"]], ids=["t", "d"])

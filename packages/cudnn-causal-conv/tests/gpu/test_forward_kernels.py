@@ -21,24 +21,7 @@ Case = cases.Case
 
 pytestmark = pytest.mark.gpu
 
-SHAPES = [
-    (1, 8, 1),
-    (2, 8, 3),
-    (3, 16, 64),
-    (2, 24, 128),
-    (2, 5, 257),
-    (2, 40, 1000),
-    (3, 7, 1023),
-    (1, 136, 2049),
-    (2, 64, 4096),
-    (70, 8, 16),
-]
-LENGTHS = {
-    "boundaries": (63, 64, 65, 127, 128, 129, 256, 257, 4099),
-    "tiny": (1, 2, 0, 3, 1, 1, 5, 0, 0, 4, 8, 7, 1, 0),
-    "one": (300,),
-    "empty": (0,),
-}
+SHAPES, LENGTHS = cases.SHAPES, cases.LENGTHS
 BASE = Case((2, 8, 3), initial=True, final=True)
 PACKED = Case((1, 24, 1), initial=True, final=True)
 

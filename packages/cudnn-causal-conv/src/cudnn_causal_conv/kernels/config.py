@@ -49,8 +49,22 @@ class Tile:
     compact_rows: int = 2
 
 
+class Conv:
+    """What the three configurations have in common, from the fields of each."""
+
+    @property
+    def history(self) -> int:
+        """Tokens before the current one that reach its output."""
+        return self.width - 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The executable's arrays, in order: inputs, outputs, workspaces."""
+        return tuple(name for name, there in self.arrays().items() if there)
+
+
 @dataclass(frozen=True)
-class ForwardConv:
+class ForwardConv(Conv):
     """Every compile-time property of the forward.
 
     x, weight, bias: dtype names (bias None: there is none). layout: `layout_of` x and out. activation: "identity" or
@@ -69,10 +83,9 @@ class ForwardConv:
     has_final: bool = False
     tile: Tile = Tile()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The executable's arrays, in order."""
-        present = {
+    def arrays(self) -> dict[str, bool]:
+        """Every array in the executable's order, and whether it takes it."""
+        return {
             "x": True,
             "weight": True,
             "bias": self.bias is not None,
@@ -82,16 +95,10 @@ class ForwardConv:
             "out": True,
             "final_states": self.has_final,
         }
-        return tuple(name for name, there in present.items() if there)
-
-    @property
-    def history(self) -> int:
-        """Tokens before the current one that reach its output."""
-        return self.width - 1
 
 
 @dataclass(frozen=True)
-class UpdateConv:
+class UpdateConv(Conv):
     """Every compile-time property of the decode step; fields as in ForwardConv.
 
     state: how a slot (D, L) of the state lies in memory: "compact" (contiguous), "d" (channel stride 1) or "any".
@@ -110,10 +117,9 @@ class UpdateConv:
     flat: bool = False
     tile: Tile = Tile()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The executable's arrays, in order."""
-        present = {
+    def arrays(self) -> dict[str, bool]:
+        """Every array in the executable's order, and whether it takes it."""
+        return {
             "x": True,
             "conv_state": True,
             "weight": True,
@@ -122,16 +128,10 @@ class UpdateConv:
             "conv_state_indices": self.has_indices,
             "out": True,
         }
-        return tuple(name for name, there in present.items() if there)
-
-    @property
-    def history(self) -> int:
-        """Tokens before the current one that reach its output."""
-        return self.width - 1
 
 
 @dataclass(frozen=True)
-class BackwardConv:
+class BackwardConv(Conv):
     """Every compile-time property of the backward; fields as in ForwardConv.
 
     layout: `layout_of` x and dx; the gradient of the output may have any strides. has_dfinal: whether a gradient of the
@@ -150,10 +150,9 @@ class BackwardConv:
     has_dfinal: bool = False
     has_dinitial: bool = False
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The executable's arrays, in order: inputs, outputs, workspaces."""
-        present = {
+    def arrays(self) -> dict[str, bool]:
+        """Every array in the executable's order, and whether it takes it."""
+        return {
             "x": True,
             "weight": True,
             "bias": self.bias is not None,
@@ -169,4 +168,3 @@ class BackwardConv:
             "partials": True,
             "sequences": self.has_cu_seqlens,
         }
-        return tuple(name for name, there in present.items() if there)

@@ -5,6 +5,8 @@ Imports neither the DSL nor a framework: planning a call must stay cheap.
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from cudnn_core.cache import KernelSource
 from cudnn_core.contract import Problem
 from cudnn_core.plan import Plan
@@ -58,19 +60,22 @@ def configure_forward(problem: Problem) -> ForwardConv:
     )
 
 
-def source_forward(plan: Plan) -> KernelSource:
-    """What the compile cache needs to build the forward of a plan.
+def source_of(plan: Plan, name: str, module: str, code: tuple[str, ...]) -> KernelSource:
+    """What the compile cache needs to build a plan with `build(config)` of a module of this folder.
 
     The executable takes `plan.config.names`, then the number of thread blocks that may run at once (int32), then the
-    stream. It settles empty problems itself.
+    stream.
     """
 
     def build():
-        from . import forward
+        return *import_module(f".{module}", __package__).build(plan.config), ""
 
-        return *forward.build(plan.config), ""
+    return KernelSource(name, key=plan, build=build, sources=code)
 
-    return KernelSource("causal_conv1d_fwd", key=plan, build=build, sources=DEVICE_CODE)
+
+def source_forward(plan: Plan) -> KernelSource:
+    """The forward of a plan."""
+    return source_of(plan, "causal_conv1d_fwd", "forward", DEVICE_CODE)
 
 
 def configure_update(problem: Problem) -> UpdateConv:
@@ -103,11 +108,5 @@ def state_form(state: TensorDesc, width: int) -> tuple[str, int]:
 
 
 def source_update(plan: Plan) -> KernelSource:
-    """What the compile cache needs to build the update of a plan; arguments as `source_forward`'s."""
-
-    def build():
-        from . import update
-
-        return *update.build(plan.config), ""
-
-    return KernelSource("causal_conv1d_update", key=plan, build=build, sources=DEVICE_CODE)
+    """The update of a plan."""
+    return source_of(plan, "causal_conv1d_update", "update", DEVICE_CODE)

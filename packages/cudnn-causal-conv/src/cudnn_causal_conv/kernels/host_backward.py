@@ -11,7 +11,7 @@ from cudnn_core.engine import Workspace
 from cudnn_core.plan import Plan
 
 from .config import WIDEST_UNROLLED, BackwardConv, layout_of
-from .host import described, dtypes
+from .host import described, dtypes, source_of
 
 # What these kernels are traced from, beside core's own device code.
 DEVICE_CODE = (
@@ -47,18 +47,8 @@ def configure_backward(problem: Problem) -> BackwardConv:
 
 
 def source_backward(plan: Plan) -> KernelSource:
-    """What the compile cache needs to build the backward of a plan.
-
-    The executable takes `plan.config.names`, then the number of thread blocks that may run at once (int32), then the
-    stream. It settles empty problems itself.
-    """
-
-    def build():
-        from . import backward
-
-        return *backward.build(plan.config), ""
-
-    return KernelSource("causal_conv1d_bwd", key=plan, build=build, sources=DEVICE_CODE)
+    """The backward of a plan."""
+    return source_of(plan, "causal_conv1d_bwd", "backward", DEVICE_CODE)
 
 
 def workspaces_backward(problem: Problem) -> tuple[Workspace, ...]:

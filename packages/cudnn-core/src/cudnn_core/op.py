@@ -23,6 +23,7 @@ from .engine import Engine, select
 from .errors import mismatch
 from .prepared import (
     UNDECLARED,
+    Latest,
     Prepared,
     executable_of,
     explain,
@@ -102,8 +103,7 @@ class Op:
         self.output_names = tuple(o.name for o in contract.outputs)
         self._prepared: dict[Any, Prepared] = {}
         # The latest call of `run`, known again by one look at its tensors; see `_recognized`.
-        self._recent: tuple[Any, ...] | None = None
-        self._looks = LOOKS
+        self._latest = Latest(LOOKS)
         self._lock = Lock()
         REGISTRY[self.qualified] = self
 
@@ -153,7 +153,7 @@ class Op:
                     return self._run_watched(adapter, inputs, attributes, ignore_gradient)
                 prepared = self.prepare(inputs, attributes, key)
             present = prepared.present(inputs)
-            self._remember_recent(prepared, inputs, attributes)
+            self._latest.remember(adapter, present, {attributes}, prepared)
         if self.watches_gradient and not ignore_gradient and adapter.tracks_gradient(inputs):
             if self.inference_only:
                 self._refuse_gradient()
@@ -169,35 +169,22 @@ class Op:
         self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]
     ) -> tuple[Prepared | None, Sequence[Any]]:
         """The latest call and the present inputs, if this is that call again; (None, ()) otherwise."""
-        recent = self._recent
-        if recent is not None:
-            known, absent, same, prepared = recent
+        latest = self._latest.call
+        if latest is not None:
+            same, known, prepared = latest
             try:
                 again = attributes in known
             except TypeError:  # an unhashable option: the slow way says which
                 again = False
             if again:
                 # By identity: arrays of another framework may compare element by element.
-                for index in absent:
+                for index in prepared.absent:
                     if inputs[index] is not None:
                         return None, ()
                 present = prepared.present(inputs)
                 if same(*present):
                     return prepared, present
         return None, ()
-
-    def _remember_recent(
-        self, prepared: Prepared, inputs: tuple[Any, ...], attributes: tuple[Any, ...]
-    ) -> None:
-        """Make this the call that is known at a look, unless it has changed too often for that to help."""
-        # Threads that count at once may step over 0.
-        if self._looks <= 0:
-            return
-        self._looks -= 1
-        same = prepared.adapter.recognizer(prepared.present(inputs))
-        if same is not None:
-            absent = tuple(i for i, x in enumerate(inputs) if x is None)
-            self._recent = ({attributes}, absent, same, prepared)
 
     def _run_watched(
         self,
@@ -291,7 +278,7 @@ class Op:
         """Drop remembered calls; compiled kernels stay in the compile cache."""
         with self._lock:
             self._prepared.clear()
-            self._recent, self._looks = None, LOOKS
+            self._latest = Latest(LOOKS)
 
 
 class OpClass(APIBase):

@@ -30,6 +30,7 @@ class Prepared:
     """
 
     __slots__ = (
+        "absent",
         "adapter",
         "check",
         "device",
@@ -57,6 +58,7 @@ class Prepared:
         operands, count = op.contract.operands, len(op.contract.inputs)
         present = [i for i, desc in enumerate(problem.descs[:count]) if desc is not None]
         self.present = picker(present, count)
+        self.absent = tuple(i for i in range(count) if i not in present)
         self.mutated = tuple(at for at, i in enumerate(present) if operands[i].mutated)
         self.check = overlap_check(op.contract, adapter, problem) if self.mutated else None
         self.side_stream = None
@@ -115,6 +117,30 @@ class Prepared:
         if self.side_stream is not None and (handle := self.side_stream()):
             self.adapter.keep_alive(inputs, handle)
         return made
+
+
+class Latest:
+    """The latest of many calls, known again by one look at its tensors. Holds no tensor.
+
+    `call` is (same, ...): the recognizer of its tensors, then what was remembered of it; one object, so that threads
+    see it whole. After `left` changes it stays as it is: calls that keep changing gain nothing by a look.
+    """
+
+    __slots__ = ("call", "left")
+
+    def __init__(self, left: int) -> None:
+        self.call: tuple[Any, ...] | None = None
+        self.left = left
+
+    def remember(self, adapter: Adapter, tensors: Sequence[Any], *what: Any) -> None:
+        """Make this the latest call, where its tensors can be known again."""
+        # Threads that count at once may step over 0.
+        if self.left <= 0:
+            return
+        self.left -= 1
+        same = adapter.recognizer(tensors)
+        if same is not None:
+            self.call = (same, *what)
 
 
 def picker(present: Sequence[int], count: int) -> Callable[[Sequence[Any]], Sequence[Any]]:

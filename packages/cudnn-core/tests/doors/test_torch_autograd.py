@@ -12,6 +12,7 @@ from torch.library import opcheck
 from cudnn_core.adapters.torch import ADAPTER
 from cudnn_core.doors import torch_autograd, torch_op
 from cudnn_core.op import Op
+from cudnn_core.prepared import Latest
 from cudnn_core.testing.channels import BACKWARD, OP, STORE, channels
 
 
@@ -119,8 +120,7 @@ def test_looks_that_threads_counted_past_zero_are_used_up(monkeypatch):
     tensors = operands()
     channels(*tensors)
     (prepared,) = OP._prepared.values()
-    OP._recent, OP._looks = None, -1
-    prepared.gradient.tape.chances = -1
+    OP._latest, prepared.gradient.tape.latest = Latest(-1), Latest(-1)
     monkeypatch.setattr(type(ADAPTER), "recognizer", lambda self, tensors: pytest.fail("looked"))
     torch.autograd.grad(channels(*tensors)[0].sum(), wanted(tensors))
     OP.forget()
@@ -217,7 +217,7 @@ def test_the_latest_call_is_known_only_when_it_is_the_same():
                 assert torch.equal(y, expected)
                 assert y.requires_grad == call[0].requires_grad
                 assert (totals is None) == (not call[5])
-    assert OP._looks == 0
+    assert OP._latest.left == 0
     with torch.no_grad():
         assert channels(*calls[0])[0].grad_fn is None
 

@@ -14,6 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ..dtypes import as_dtype
+from ..prepared import Latest
 
 if TYPE_CHECKING:
     from ..op import Op, Prepared
@@ -49,13 +50,11 @@ class _Tape:
         self.made = prepared.made
         self.key = prepared.adapter.key
         self.resolved = prepared.adapter.resolved
-        self.recognizer = prepared.adapter.recognizer
+        self.adapter = prepared.adapter
         self.op = op.backward
         self.attributes = op.attributes_of_backward(dict(problem.signature.attributes))
         self.backwards: dict[Any, Prepared] = {}
-        # The latest call, known again by one look at its tensors; where that keeps failing it is given up.
-        self.recent: tuple[Callable[..., bool], Prepared] | None = None
-        self.chances = LOOKS if self.single else 0
+        self.latest = Latest(LOOKS if self.single else 0)
         given = [desc is not None for desc in (*problem.descs[: len(op.contract.inputs)],)]
         self.given = (*given, *(desc is not None for desc in problem.outputs))
         made = [o.name for o in op.contract.outputs if problem.signature.has(o.name)]
@@ -67,9 +66,9 @@ class _Tape:
 
     def gradients(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients of the present inputs, from these and the gradients of the outputs; None where one has none."""
-        recent = self.recent
-        if recent is not None and recent[0](*tensors):
-            made = recent[1].run(tensors)
+        latest = self.latest.call
+        if latest is not None and latest[0](*tensors):
+            made = latest[1].run(tensors)
             return (None, *[None if at is None else made[at] for at in self.places])
         tensors = self.resolved(tensors)
         key = self.key(tensors)
@@ -78,10 +77,7 @@ class _Tape:
             if len(self.backwards) >= REMEMBERED:
                 self.backwards.clear()
             prepared = self.backwards[key] = self.op.prepare(self.full(tensors), self.attributes)
-        if self.chances > 0:
-            self.chances -= 1
-            same = self.recognizer(tensors)
-            self.recent = None if same is None else (same, prepared)
+        self.latest.remember(self.adapter, tensors, prepared)
         made = prepared.run([x for x in tensors if x is not None])
         return (None, *[None if at is None else made[at] for at in self.places])
 

@@ -69,8 +69,8 @@ MOST_SPLITS = 65535
 def splits_of(config: BackwardConv, batches: int, channels: int, tokens: int) -> int:
     """Into how many parts, each summed on its own, the sums of weight gradients are cut.
 
-    A function of the extents alone, so that results are the same on every device. The numbers are what was fastest on
-    an H200 (2026-12) for BF16 of width 4: its multiprocessors hold 396 blocks of the channel-last kernel, for example.
+    A function of the extents alone, so that results are the same on every device. The numbers come from runs
+    on an H200 (2026-12) with BF16 of width 4: its multiprocessors hold 396 blocks of the channel-last kernel.
     """
     if batches * channels * tokens == 0:
         return 1

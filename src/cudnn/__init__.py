@@ -49,7 +49,6 @@ UNPLANNED = dict.fromkeys(
 )
 
 COMING = {
-    **cudnn_gemm_dense.COMING,
     **cudnn_gemm_grouped.COMING,
     **cudnn_proj_rope.COMING,
     **cudnn_attention.COMING,

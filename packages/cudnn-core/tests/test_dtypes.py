@@ -208,3 +208,16 @@ assert FLOAT32 != object() and FLOAT32 != 1 and FLOAT32 != float
 assert not {"numpy", "torch", "jax", "ml_dtypes", "cutlass"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_torchs_dtypes_may_first_come_while_compiling():
+    """After NumPy's: a graph would write the table anew, which it cannot with NumPy's types as keys."""
+    pytest.importorskip("torch")
+    code = """
+import numpy as np, torch
+from cudnn_core.dtypes import as_dtype
+as_dtype(np.dtype("uint8"))
+double = torch.compile(lambda x: x * as_dtype(torch.float16).bits, fullgraph=True, backend="eager")
+assert double(torch.ones(2)).tolist() == [16.0, 16.0]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,7 +4,7 @@ In CI a fixed pairwise cover of the configurations is compiled; `nox -s compile-
 `cudnn compile --all` would write.
 """
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -13,8 +13,8 @@ from cudnn_core.plan import Plan
 from cudnn_core.testing.gemm import RECIPES, Case, describe_inputs
 from cudnn_core.testing.precompile import machine_codes, pairwise, plan_of
 from cudnn_gemm_dense.amax import CONTRACT, OP
-from cudnn_gemm_dense.config import BlockScaledGemm
-from cudnn_gemm_dense.kernels import PROMOTED, TILES
+from cudnn_gemm_dense.config import GemmAmaxConfig, Product, Side
+from cudnn_gemm_dense.kernels import DECODED, MANY_ROWS
 
 MODULE = "cudnn_gemm_dense.amax"
 C_TYPES = (
@@ -39,7 +39,7 @@ FACTORS = {
     "sfb_container": ("native", "int8"),
     "c_store": ("tma", "direct"),
     "batch": (("last", "global"), ("outer", "per_batch")),
-    "tile": (*TILES, PROMOTED),
+    "tile": DECODED,
 }
 
 
@@ -56,6 +56,7 @@ def legal(made):
             and "int8" in (made["sfa_container"], made["sfb_container"])
         )
         or (fp4_out and made["c_major"] == "m")
+        or (made["c_store"] == "direct" and made["tile"] == MANY_ROWS)
         # JAX's arrays: row-major, packed bytes, physical scales.
         or (outer and (made["a_major"], made["b_major"], made["c_major"]) != ("k", "k", "n"))
         or (outer and (made["sfa_form"], made["sfb_form"]) != ("physical", "physical"))
@@ -66,42 +67,36 @@ def legal(made):
 
 def config(made):
     recipe = RECIPES[made["recipe"]]
-    same = (
-        "a_major",
-        "b_major",
-        "c_major",
-        "sfa_form",
-        "sfb_form",
-        "sfa_container",
-        "sfb_container",
-        "c_store",
-        "tile",
+    a, b = (
+        Side(
+            recipe.element,
+            recipe.scale,
+            recipe.vec,
+            "k" if made[f"{side}_major"] == "k" else "mn",
+            made["container"],
+            made[f"sf{side}_container"],
+            made[f"sf{side}_form"],
+        )
+        for side in "ab"
     )
-    return BlockScaledGemm(
-        recipe.element,
-        recipe.element,
-        recipe.scale,
-        recipe.vec,
-        a_container=made["container"],
-        b_container=made["container"],
-        c_dtype=made["c"][0],
-        c_container=made["c"][1],
-        batch=made["batch"][0],
-        amax=made["batch"][1],
-        **{name: made[name] for name in same},
-    )
+    (tile, split), (batch, amax) = made["tile"], made["batch"]
+    product = Product(a, b, batch == "outer", batch, split, tile=tile)
+    return GemmAmaxConfig(product, *made["c"], made["c_major"], made["c_store"], amax)
 
 
 COVER = [Plan("dense/amax", "hopper", "sm_90a", config(made)) for made in pairwise(FACTORS, legal)]
 
 
 def label(plan):
-    """The properties that are not the default's, and the tile."""
-    usual, tile = BlockScaledGemm("", "", "", 0), plan.config.tile
-    values = ((f.name, getattr(plan.config, f.name)) for f in fields(plan.config))
-    skipped = ("b_dtype", "tile")
-    texts = [str(v) for n, v in values if n not in skipped and v != getattr(usual, n)]
-    return "-".join([*texts, f"{tile.bm}x{tile.bn}{'p' if tile.promote_k else ''}"])
+    """What tells plans apart."""
+    config, tile = plan.config, plan.config.product.tile
+    sides = (config.product.a, config.product.b)
+    texts = [
+        f"{s.dtype}.{s.scale}.{s.sf_vec}.{s.contiguous}.{s.container}.{s.sf_container}.{s.sf_form}"
+        for s in sides
+    ]
+    texts += [config.c_dtype, config.c_container, config.c_major, config.c_store, config.amax]
+    return "-".join([*texts, f"{tile.bm}x{tile.bn}"])
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +154,8 @@ def test_the_cover_is_small_and_fixed():
         recipe = RECIPES[values[0]]
         want = (recipe.element, recipe.scale, recipe.vec, *values[1])
         assert any(
-            want == (c.a_dtype, c.sf_dtype, c.sf_vec, c.c_dtype, c.c_container)
+            want
+            == (c.product.a.dtype, c.product.a.scale, c.product.a.sf_vec, c.c_dtype, c.c_container)
             for c in (plan.config for plan in COVER)
         )
 
@@ -175,12 +171,12 @@ def test_sizes_do_not_select_a_kernel():
     """200 calls that differ in M alone: one kernel. Any sizes at all: no more than there are tiles."""
     many = replace(BASE, n=1008)
     assert len({plan(replace(many, m=m)) for m in range(1000, 1200)}) == 1
-    extents = (16, 272, 1008, 8192)
+    extents = (16, 32, 64, 272, 1008, 8192)
     some = [
         replace(BASE, m=m, n=n, k=k) for m in extents for n in extents for k in (32, 608, 16384)
     ]
-    assert {plan(case).config.tile for case in some} == {*TILES, PROMOTED}
-    assert len({plan(case) for case in some}) == len(TILES) + 1
+    assert {plan(case).config.product.tile for case in some} == {tile for tile, _ in DECODED}
+    assert len({plan(case) for case in some}) == len(DECODED)
 
 
 def test_strides_of_unit_extents_do_not_select_a_kernel():

@@ -368,9 +368,10 @@ def test_functionalize_and_make_fx():
 def test_the_schema_carries_every_attribute():
     text = str(registered()._schema)
     for part in (
-        "Tensor sfb_tensor",
+        "Tensor b_tensor",
         'str c_major="n"',
-        "int sf_vec_size=32",
+        "Tensor? sfa_tensor",
+        "int[2] sf_vec_size=32",
         "int[]? mma_tiler_mn=None",
     ):
         assert part in text

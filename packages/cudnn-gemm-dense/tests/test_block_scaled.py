@@ -6,38 +6,47 @@ May import the project's kernels and compiler; needs no GPU.
 import pytest
 
 from cudnn_core.hopper.tile import TileConfig
-from cudnn_gemm_dense.config import BlockScaledGemm
+from cudnn_gemm_dense.config import GemmAmaxConfig, Product, Side
+from cudnn_gemm_dense.kernels import DECODED, MANY_ROWS, swapped
 
 E4, E5, F4, E8 = "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "float8_e8m0fnu"
-SMALL = TileConfig(bm=128, bn=64)
+BF16, MXFP8, MXFP8_E5 = Side("bfloat16"), Side(E4, E8), Side(E5, E8)
+MXFP4, NVFP4 = Side(F4, E8), Side(F4, E4, 16)
+BYTES = Side(F4, E8, 32, "k", "uint8", "uint8", "physical")
+ROWS = Side(E4, E8, 32, "mn")
+LARGE = MANY_ROWS[0]
+
+
+def gemm(a, b, tile=LARGE, c_dtype="float32", c_major="n", c_store="tma", **more):
+    """A configuration; what is not about C goes to the product."""
+    container, amax = more.pop("c_container", "native"), more.pop("amax", "global")
+    product = Product(a, b, tile=tile, **more)
+    return GemmAmaxConfig(product, c_dtype, container, c_major, c_store, amax)
+
 
 CONFIGS = {
-    "mxfp8": BlockScaledGemm(E4, E4, E8, 32),
-    "mixed fp8, both MN-major, column-major fp8 C": BlockScaledGemm(
-        E4, E5, E8, 32, a_major="m", b_major="n", c_dtype=E4, c_major="m", tile=SMALL
+    "mxfp8": gemm(MXFP8, MXFP8),
+    "e5m2 by e4m3, A M-major, B N-major, column-major fp8 C": gemm(
+        Side(E5, E8, 32, "mn"), ROWS, swapped(128, 128, 5, 5), E4, "m"
     ),
-    "mxfp8 promoted": BlockScaledGemm(E4, E4, E8, 32, tile=TileConfig(bm=128, promote_k=4096)),
-    "nvfp4, direct fp4 C in bytes": BlockScaledGemm(
-        F4, F4, E4, 16, c_dtype=F4, c_container="uint8", c_store="direct"
+    "mxfp8 promoted": gemm(MXFP8, MXFP8, swapped(128, 128, 5, 5, promote_k=4096)),
+    "nvfp4, direct fp4 C in bytes": gemm(
+        NVFP4, NVFP4, DECODED[3][0], F4, c_container="uint8", c_store="direct", split=4
     ),
-    "mxfp4, batch outermost, amax per batch": BlockScaledGemm(
-        F4,
-        F4,
-        E8,
-        32,
-        c_dtype="bfloat16",
-        batched=True,
-        batch="outer",
-        amax="per_batch",
-        a_container="uint8",
-        b_container="uint8",
-        sfa_form="physical",
-        sfb_form="physical",
+    "mxfp4, batch outermost, amax per batch": gemm(
+        BYTES, BYTES, c_dtype="bfloat16", batched=True, batch="outer", amax="per_batch"
     ),
-    "one consumer warpgroup": BlockScaledGemm(
-        E5, E5, E8, 32, c_dtype="float16", tile=TileConfig(bm=64, bn=64, warpgroups=1)
+    "bf16 by mxfp4 in blocks of 16, few rows, stream-K": gemm(
+        BF16, Side(F4, E8, 16), swapped(64, 128, 8, 8), "bfloat16", split=4
     ),
+    "two row blocks a warpgroup": gemm(BF16, NVFP4, swapped(64, 256, 6, 5), "float16"),
+    "one consumer warpgroup": gemm(BF16, MXFP8_E5, swapped(64, 64, 8, 8, warpgroups=1), "float16"),
+    "a cluster that shares A": gemm(BF16, MXFP8, swapped(256, 128, 4, 4, cluster=(1, 2))),
 }
+
+
+for few, split in DECODED[:-1]:
+    CONFIGS |= {f"{few.bm} rows of mxfp4": gemm(BF16, MXFP4, few, "bfloat16", split=split)}
 
 
 @pytest.mark.compile
@@ -59,20 +68,22 @@ def test_machine_code(name):
         assert counts[opcode], opcode
     assert machine_code.spills(sass) == 0
     # One fence for each batch of WGMMAs: more would mean that the compiler serialized them.
-    batches = 2 * (2 if config.a_dtype == F4 else 1)
-    assert sass.count("WARPGROUP.ARRIVE") <= batches + (2 if config.tile.promote_k else 0)
+    batches = 2 * (2 if config.product.b.dtype == F4 else 1)
+    assert sass.count("WARPGROUP.ARRIVE") <= batches
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize(
     ("config", "word"),
     [
-        (BlockScaledGemm(E4, E4, E8, 16), "16 elements"),
-        (BlockScaledGemm(E4, F4, E8, 32), "width"),
-        (BlockScaledGemm(F4, F4, E8, 32, a_major="m"), "K-major"),
-        (BlockScaledGemm(F4, F4, E8, 32, c_dtype=F4, c_major="m"), "N-major"),
-        (BlockScaledGemm("bfloat16", E4, E8, 32), "bfloat16"),
-        (BlockScaledGemm(E4, E4, E8, 32, tile=TileConfig(raw_stages=9)), "shared memory"),
+        (gemm(Side(E4, E8, 16), MXFP8), "16 elements"),
+        (gemm(MXFP8, Side(F4, E8, contiguous="mn")), "K-major"),
+        (gemm(MXFP8, Side(F4)), "scales"),
+        (gemm(MXFP4, MXFP4, c_dtype=F4, c_major="m"), "N-major"),
+        (gemm(MXFP8, MXFP8, TileConfig()), "swapped"),
+        (gemm(MXFP8, MXFP8, swapped(256, 128, 9, 4)), "shared memory"),
+        (gemm(MXFP8, MXFP8, swapped(256, 128, 4, 4, cluster=(2, 1))), "cluster"),
+        (gemm(MXFP8, MXFP8, swapped(64, 256, 4, 4, promote_k=4096)), "promoted"),
     ],
 )
 def test_refusals(config, word):
@@ -81,3 +92,31 @@ def test_refusals(config, word):
     assert word in block_scaled.why_not(config)
     with pytest.raises(NotImplementedError, match=word):
         block_scaled.kernel(config)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "meeting", "rewritten"),
+    [
+        (BF16, BF16, "bfloat16", (None, None)),
+        (Side("float16", contiguous="mn"), Side("float16"), "float16", (None, None)),
+        (Side("float32"), Side("float32", contiguous="mn"), "float32", (None, "float32")),
+        (Side(E4), Side(E5), None, (None, None)),
+        (Side(E4, contiguous="mn"), Side(E5), None, (E4, None)),
+        (BF16, Side(E4), "bfloat16", (None, "bfloat16")),
+        (Side(E5), Side("float16"), "float16", ("float16", None)),
+        (BF16, Side("float16"), "float32", ("float32", "float32")),
+        (BF16, MXFP4, "bfloat16", (None, None)),
+        (MXFP8, NVFP4, "bfloat16", ("bfloat16", None)),
+        (Side(E4), MXFP8, "bfloat16", ("bfloat16", None)),
+        (ROWS, ROWS, "bfloat16", ("bfloat16", E4)),
+        (NVFP4, BF16, "bfloat16", ("bfloat16", None)),
+        (NVFP4, Side(E5), "bfloat16", ("bfloat16", "bfloat16")),
+        (Side("float16"), NVFP4, "float32", ("float32", "float32")),
+    ],
+)
+def test_how_each_side_gets_to_the_tensor_core(a, b, meeting, rewritten):
+    product = Product(a, b)
+    assert product.meeting == meeting
+    assert product.decodes == (b.scale is not None and meeting == "bfloat16")
+    assert product.treatments == rewritten
+    assert product.why_not() is None

@@ -44,12 +44,5 @@ def test_upstream_class_changes_only_its_name(name):
     assert added <= {"__slots__", "__firstlineno__", "__static_attributes__"}
 
 
-@pytest.mark.parametrize("name", sorted(cudnn_gemm_dense.COMING))
-def test_coming_name_says_where_it_will_be(name):
-    text = f"{name} is not built yet: .* cudnn-gemm-dense"
-    with pytest.raises(NotImplementedError, match=text):
-        getattr(cudnn_gemm_dense, name)
-
-
 def test_editors_see_the_same_names():
     assert stub_names(cudnn_gemm_dense) == {*cudnn_gemm_dense.NAMES}

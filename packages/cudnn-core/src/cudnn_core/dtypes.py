@@ -191,8 +191,9 @@ _NAMES: dict[str, DType] = {d.name: d for d in _ALL} | _ALIASES
 _CUTE_NAMES: dict[str, DType] = {d._cute: d for d in _ALL} | {"Float4E2M1FNx2": FLOAT4_E2M1FN}
 
 # Every spelling met so far, by the module of its type. Only successes are kept, so the number of dtypes bounds it.
-# Apart, because torch.compile cannot trace a look-up in a dict that holds other libraries' types as keys.
-_MEMO: dict[str, dict[Any, DType]] = {}
+# Apart, because torch.compile cannot trace a look-up in a dict that holds other libraries' types as keys; nor can it
+# write such dicts anew, as it would if torch's own first came while it traces.
+_MEMO: dict[str, dict[Any, DType]] = {"torch": {}}
 
 
 def as_dtype(x: Any, argument: str = "dtype") -> DType:
@@ -214,7 +215,9 @@ def _find(x: Any) -> DType | None:
         return x
     if kind is str and x in _NAMES:
         return _NAMES[x]
-    memo = _MEMO.setdefault(kind.__module__, {})
+    memo = _MEMO.get(kind.__module__)
+    if memo is None:
+        memo = _MEMO[kind.__module__] = {}
     try:
         found = memo.get(x)
     except TypeError:  # not hashable

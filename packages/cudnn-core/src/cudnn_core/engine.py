@@ -24,7 +24,7 @@ LARGEST_EXTENT = 2**31 - 1
 
 
 class Executable(Protocol):
-    """A compiled Plan: called with inputs, outputs, workspaces, scalars, then the stream handle.
+    """A compiled Plan: called with inputs, outputs, workspaces, numbers, scalars, then the stream handle.
 
     Operands that are absent from the signature are left out of the arguments.
     """
@@ -70,7 +70,7 @@ class Engine(ABC):
         return ()
 
     def scalars(self, problem: Problem) -> tuple[Any, ...]:
-        """Run-time numbers that the executable takes between its arrays and the stream."""
+        """What the executable takes between the numbers of the call and the stream, the same for every call."""
         return ()
 
     @abstractmethod
@@ -81,8 +81,8 @@ class Engine(ABC):
 class ReferenceEngine(Engine):
     """NumPy on the host: the executable specification.
 
-    function(signature, *arrays): NumPy arrays in contract order, inputs then outputs (written in place);
-    those of absent operands are left out, and `signature.named(arrays)` says which is which.
+    function(signature, *arguments): NumPy arrays in contract order, inputs then outputs (written in place), then the
+    numbers; those of absent operands are left out, and `signature.named(arguments)` says which is which.
     """
 
     name = "reference"
@@ -104,9 +104,9 @@ class ReferenceEngine(Engine):
         signature: Signature = plan.config
 
         def run(*arguments: Any) -> None:
-            *arrays, _stream = arguments
+            *given, _stream = arguments
             with ieee_arithmetic():
-                self._function(signature, *arrays)
+                self._function(signature, *given)
 
         return run
 
@@ -127,8 +127,8 @@ class HopperEngine(Engine):
     """CuTe DSL kernels for compute capability 9.x.
 
     configure(problem) chooses the kernel configuration (a frozen dataclass, tile included); why_not(problem) declines
-    what no kernel serves; source(plan) makes the cache's KernelSource; workspaces(problem) lists scratch memory. All
-    four come from the op's file.
+    what no kernel serves; source(plan) makes the cache's KernelSource; workspaces(problem) says what scratch memory
+    the kernels take. All come from the op's file.
     """
 
     name = "hopper"
@@ -142,10 +142,10 @@ class HopperEngine(Engine):
         why_not: Callable[[Problem], str | None] = lambda problem: None,
         workspaces: Callable[[Problem], tuple[Workspace, ...]] = lambda problem: (),
     ) -> None:
-        self._workspaces = workspaces
         self._configure = configure
         self._source = source
         self._why_not = why_not
+        self._workspaces = workspaces
 
     def why_not(self, problem: Problem) -> str | None:
         for symbol, extent in problem.dims.items():

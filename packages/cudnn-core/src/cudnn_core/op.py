@@ -32,6 +32,7 @@ from .prepared import (
     without_absent,
 )
 from .tensor_desc import canonical_stride
+from .tuple_dict import TupleDict
 
 REMEMBERED_CALLS = 4096
 # How often another call may become the one that is known at a look.
@@ -107,11 +108,19 @@ class Op:
         self._lock = Lock()
         REGISTRY[self.qualified] = self
 
-    def __call__(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...], stream: Any = None):
-        """The wrapper door: TupleDict of fresh outputs. `attributes` in contract order."""
+    def __call__(
+        self,
+        inputs: tuple[Any, ...],
+        attributes: tuple[Any, ...],
+        stream: Any = None,
+        numbers: tuple[Any, ...] = (),
+    ) -> TupleDict:
+        """The wrapper door: TupleDict of fresh outputs. `attributes` and `numbers` in contract order."""
+        if self.contract.numbers:
+            numbers = self.contract.parse_numbers(numbers)
         adapter = adapter_of(inputs[0])
         if adapter is not None and adapter.watches():
-            return doors.call(self, inputs, attributes, stream)
+            return doors.call(self, inputs, attributes, stream, numbers)
         try:
             key = (attributes, adapter.key(inputs))
             prepared = self._prepared.get(key)
@@ -121,9 +130,9 @@ class Op:
         if prepared is None:
             # Only calls on plain tensors are remembered, so their types are looked at here alone.
             if adapter is not None and adapter.needs_op(inputs):
-                return doors.call(self, inputs, attributes, stream)
+                return doors.call(self, inputs, attributes, stream, numbers)
             prepared = self.prepare(inputs, attributes, key)
-        return prepared(inputs, stream)
+        return prepared(inputs, stream, numbers)
 
     def run(
         self,
@@ -208,20 +217,31 @@ class Op:
             f"torch.no_grad(), got one that requires grad"
         )
 
-    def call_jax(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> tuple[Any, ...]:
+    def call_jax(
+        self,
+        inputs: tuple[Any, ...],
+        attributes: tuple[Any, ...],
+        numbers: tuple[Any, ...] = (),
+    ) -> tuple[Any, ...]:
         """The `*_jax` door: a plain tuple. ValueError unless the operands are JAX arrays."""
+        numbers = self.contract.parse_numbers(numbers)
         adapter, _ = common(dict(zip(self._input_names, inputs, strict=True)), self.short_name)
         if adapter.name != "jax":
             name = self._input_names[0]
             raise ValueError(mismatch(name, "a JAX array", f"a {adapter.name} array"))
-        return tuple(doors.call(self, inputs, attributes))
+        return tuple(doors.call(self, inputs, attributes, None, numbers))
 
-    def outputs_plain(self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> list[Any]:
+    def outputs_plain(
+        self,
+        inputs: tuple[Any, ...],
+        attributes: tuple[Any, ...],
+        numbers: tuple[float, ...] = (),
+    ) -> list[Any]:
         """The outputs for plain tensors of any framework but JAX, on the current stream, no gradient recorded."""
         adapter = adapter_of(inputs[0])
         key = (attributes, adapter.key(inputs))
         prepared = self._prepared.get(key) or self.prepare(inputs, attributes, key)
-        return prepared.outputs(inputs)
+        return prepared.outputs(inputs, None, numbers)
 
     def attributes_of_backward(self, named: Mapping[str, Any]) -> tuple[Any, ...]:
         """The attributes of a call of the backward op, from those of a call of this one."""
@@ -299,7 +319,7 @@ class OpClass(APIBase):
             for name, x in samples.items()
         )
         self._attributes = attributes
-        self._launchers: dict[type, Callable[[Sequence[Any], Any], None]] = {}
+        self._launchers: dict[type, Callable[..., None]] = {}
 
     def check_support(self) -> bool:
         """True, or ValueError / NotImplementedError for the tensors and options, then RuntimeError for the device."""
@@ -321,7 +341,7 @@ class OpClass(APIBase):
         self._unchecked = [
             (index, tuple(desc.shape))
             for index, (operand, desc) in operands
-            if desc is not None and not isinstance(operand, (Matrix, ScalarTensor))
+            if desc is not None and not self._is_checked(operand)
         ]
         # What it knows in one rank only.
         self._ranked = [
@@ -335,13 +355,20 @@ class OpClass(APIBase):
         )
         self._is_compiled = True
 
-    def _run(self, tensors: tuple[Any, ...], stream: Any) -> None:
+    def _is_checked(self, operand: Any) -> bool:
+        """Whether the executable compares the operand's extents with the others', or its rank is looked at apart."""
+        derived = {derived.symbol for derived in self.op.contract.derived}
+        if isinstance(operand, Matrix):
+            return derived.isdisjoint(operand.dims)
+        return isinstance(operand, ScalarTensor)
+
+    def _run(self, tensors: tuple[Any, ...], stream: Any, numbers: tuple[float, ...] = ()) -> None:
         launch = self._launchers.get(type(tensors[0])) or self._launcher(tensors)
         try:
             for index, shape in self._unchecked:
                 if tensors[index].shape != shape:
                     self._verify(tensors)
-            launch(tensors, stream)
+            launch(tensors, stream, numbers)
         except (AttributeError, TypeError, ValueError):
             # A refusal by the executable, or an absent tensor: told in the contract's words.
             self._verify(tensors)
@@ -349,9 +376,9 @@ class OpClass(APIBase):
             seen = self._full_rank(tensors)
             if seen is tensors:
                 raise
-            launch(seen, stream)
+            launch(seen, stream, numbers)
 
-    def _launcher(self, tensors: tuple[Any, ...]) -> Callable[[Sequence[Any], Any], None]:
+    def _launcher(self, tensors: tuple[Any, ...]) -> Callable[..., None]:
         """The way to the executable for arrays of one type, remembered. JAX arrays cannot be written."""
         self._require_compiled()
         self._verify(tensors)
@@ -368,9 +395,9 @@ class OpClass(APIBase):
         if self._engine.platform == "cpu":
             checked = launch
 
-            def launch(tensors: Sequence[Any], stream: Any) -> None:
+            def launch(tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = ()) -> None:
                 self._verify(tensors)
-                checked(tensors, stream)
+                checked(tensors, stream, numbers)
 
         self._launchers[type(tensors[0])] = launch
         return launch

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .adapters import common
 from .adapters.base import Adapter
-from .contract import Array, Matrix, Problem, ScalarTensor
+from .contract import Column, Matrix, Problem, ScalarTensor
 from .engine import Engine, select
 from .errors import mismatch
 from .overlap import overlap_check
@@ -78,20 +78,24 @@ class Prepared:
         self.places = tuple(i for i, _, _ in made) if len(made) < len(self.names) else None
         self.gradient = None
 
-    def __call__(self, inputs: Sequence[Any], stream: Any) -> TupleDict:
+    def __call__(
+        self, inputs: Sequence[Any], stream: Any, numbers: tuple[float, ...] = ()
+    ) -> TupleDict:
         if stream is not None:
             # Inside, so that the outputs belong to the stream and their fill comes before the kernel.
             with self.adapter.on_stream(stream, self.device):
-                outputs = self.outputs(inputs, stream)
+                outputs = self.outputs(inputs, stream, numbers)
             # The caller may drop its tensors before the stream has read them.
             self.adapter.keep_alive(inputs, self.adapter.stream_handle(stream, self.device))
         else:
-            outputs = self.outputs(inputs)
+            outputs = self.outputs(inputs, None, numbers)
         return TupleDict.of(self.names, outputs)
 
-    def outputs(self, inputs: Sequence[Any], stream: Any = None) -> list[Any]:
+    def outputs(
+        self, inputs: Sequence[Any], stream: Any = None, numbers: tuple[float, ...] = ()
+    ) -> list[Any]:
         """The outputs in contract order, None where one does not apply; mutated inputs are written."""
-        made = self.run(self.present(inputs), stream)
+        made = self.run(self.present(inputs), stream, numbers)
         return made if self.places is None else self.placed(made)
 
     def placed(self, made: Sequence[Any]) -> list[Any]:
@@ -101,13 +105,15 @@ class Prepared:
             outputs[at] = x
         return outputs
 
-    def run(self, inputs: Sequence[Any], stream: Any = None) -> list[Any]:
+    def run(
+        self, inputs: Sequence[Any], stream: Any = None, numbers: tuple[float, ...] = ()
+    ) -> list[Any]:
         """The outputs that apply, from the inputs that are present."""
         made = [make() for make in self.make]
         if self.check is not None:
             self.check(inputs)
         try:
-            self.launch((*inputs, *made), stream)
+            self.launch((*inputs, *made), stream, numbers)
         except (TypeError, ValueError):
             present = iter((*inputs, *made))
             explain(self.op, [None if d is None else next(present) for d in self.problem.descs])
@@ -167,21 +173,21 @@ def launcher(
     problem: Problem,
     engine: Engine,
     executable: Callable[..., None] | None,
-) -> Callable[[Sequence[Any], Any], None]:
-    """launch(tensors, stream): the shortest way from tensors of this adapter to the executable.
+) -> Callable[..., None]:
+    """launch(tensors, stream, numbers=()): the shortest way from tensors of this adapter to the executable.
 
     tensors: the operands that are present, in contract order.
     """
     if engine.platform == "cpu":
 
-        def launch(tensors: Sequence[Any], stream: Any) -> None:
+        def launch(tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = ()) -> None:
             if stream is not None:
                 adapter.stream_handle(stream, problem.device)  # no order, but an error if none
-            executable(*map(adapter.to_numpy, tensors), 0)
+            executable(*map(adapter.to_numpy, tensors), *numbers, 0)
 
     elif problem.is_empty:
 
-        def launch(tensors: Sequence[Any], stream: Any) -> None:
+        def launch(tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = ()) -> None:
             with adapter.on_stream(stream, problem.device):
                 fill_empty(op, adapter, problem, tensors)
 
@@ -190,15 +196,17 @@ def launcher(
     else:
         call = getattr(executable, "call", executable)
         launch = adapter.launcher(call, problem.device, engine.scalars(problem))
-        restrided = odd_strides(op, problem)
-        if restrided:
+        restrided, reshaped = odd_strides(op, problem), odd_ranks(op, problem)
+        if restrided or reshaped:
             plain = launch
 
-            def launch(tensors: Sequence[Any], stream: Any) -> None:
+            def launch(tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = ()) -> None:
                 seen = list(tensors)
                 for index, stride in restrided.items():
                     seen[index] = adapter.restride(seen[index], stride)
-                plain(tuple(seen), stream)
+                for index, shape in reshaped.items():
+                    seen[index] = seen[index].reshape(shape)
+                plain(tuple(seen), stream, numbers)
 
     scratch = tuple(
         adapter.allocator(workspace.describe(problem.device), 0.0 if workspace.zeroed else None)
@@ -207,20 +215,18 @@ def launcher(
     if scratch:
         bare = launch
 
-        def launch(tensors: Sequence[Any], stream: Any) -> None:
+        def launch(tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = ()) -> None:
             if stream is None:
-                bare((*tensors, *[make() for make in scratch]), None)
+                bare((*tensors, *[make() for make in scratch]), None, numbers)
                 return
             # Inside, so that memory freed below goes back to the stream that uses it.
             with adapter.on_stream(stream, problem.device):
-                bare((*tensors, *[make() for make in scratch]), stream)
+                bare((*tensors, *[make() for make in scratch]), stream, numbers)
 
     return launch
 
 
-def without_absent(
-    op: Op, problem: Problem, launch: Callable[[Sequence[Any], Any], None]
-) -> Callable[[Sequence[Any], Any], None]:
+def without_absent(op: Op, problem: Problem, launch: Callable[..., None]) -> Callable[..., None]:
     """`launch` for all operands, of which it gets the present ones. ValueError if an absent one comes after all."""
     if all(desc is not None for desc in problem.descs):
         return launch
@@ -228,11 +234,11 @@ def without_absent(
     names = [operand.name for operand in op.contract.operands]
     absent = [(i, names[i]) for i in range(len(names)) if i not in present]
 
-    def launch_present(tensors: Sequence[Any], stream: Any) -> None:
+    def launch_present(tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = ()) -> None:
         for index, name in absent:
             if tensors[index] is not None:
                 raise ValueError(mismatch(name, UNDECLARED, "a tensor"))
-        launch(tuple([tensors[index] for index in present]), stream)
+        launch(tuple([tensors[index] for index in present]), stream, numbers)
 
     return launch_present
 
@@ -244,11 +250,11 @@ def present_operands(op: Op, problem: Problem) -> list[tuple[Any, Any]]:
 
 
 def fill_empty(op: Op, adapter: Adapter, problem: Problem, tensors: Sequence[Any]) -> None:
-    """Outputs of a problem with an extent of 0: arrays are zero, reductions keep prior content, at least 0."""
+    """Outputs of a problem with an extent of 0: arrays are zero, maxima keep prior content, at least 0, sums it."""
     named = {}
     for (operand, _), x in zip(present_operands(op, problem), tensors, strict=True):
         named[operand.name] = x
-        if not operand.output:
+        if not operand.output or isinstance(operand, Column):
             continue
         source = named.get(getattr(operand, "empty_from", ""))
         if source is not None:
@@ -268,7 +274,7 @@ def explain(op: Op, tensors: Sequence[Any]) -> None:
         return  # the reference engine takes any address
     for operand, x in zip(op.contract.operands, tensors, strict=True):
         pointer = 0 if x is None else adapter.data_pointer(x)
-        if pointer % 16 and not isinstance(operand, ScalarTensor | Array):
+        if pointer % 16 and operand.aligned_base:
             expected = "a base address aligned to 16 bytes"
             raise ValueError(mismatch(operand.name, expected, f"address {pointer:#x}"))
 
@@ -276,9 +282,7 @@ def explain(op: Op, tensors: Sequence[Any]) -> None:
 def full_shape(operand: Any, desc: Any) -> tuple[int, ...]:
     """The extents that the executable sees: scalars get their trailing unit axes."""
     shape = tuple(desc.shape)
-    if isinstance(operand, ScalarTensor):
-        shape += (1,) * (operand.rank - len(shape))
-    return shape
+    return operand.seen(shape) if isinstance(operand, ScalarTensor) else shape
 
 
 UNDECLARED = "no tensor (none was declared)"
@@ -315,3 +319,14 @@ def odd_strides(op: Op, problem: Problem) -> dict[int, tuple[int, ...]]:
                 s if axis == contiguous else s // packed for axis, s in enumerate(wanted)
             )
     return restrided
+
+
+def odd_ranks(op: Op, problem: Problem) -> dict[int, tuple[int, ...]]:
+    """Index among the present operands -> shape to pass it in, for scalars of another rank than the executable's."""
+    present = present_operands(op, problem)
+    wanted = [full_shape(operand, desc) for operand, desc in present]
+    return {
+        index: shape
+        for index, ((_, desc), shape) in enumerate(zip(present, wanted, strict=True))
+        if shape != tuple(desc.shape)
+    }

@@ -151,7 +151,12 @@ def test_the_cuda_lowering_shares_the_buffer_of_a_mutated_operand(monkeypatch):
     monkeypatch.setattr(jax_ffi, "cuda_call", ffi_call)
     monkeypatch.setitem(REGISTRY, "cudnn_core_toy::stored", None)
     op = Op(STORE_CONTRACT, (AnyDevice(store_reference),), "cudnn_core_toy", "stored")
-    static = {"attributes": (("sign", "plus"),), "batched": False, "present": (True, True, True)}
+    static = {
+        "attributes": (("sign", "plus"),),
+        "batched": False,
+        "present": (True, True, True),
+        "numbers": (),
+    }
     made = jax_primitive._on_cuda(op)(jnp.ones((2, 3)), jnp.ones((2, 3)), **static)
     assert calls == [(2, 2, {}, {1: 1})] and len(made) == 2
     empty = jax_primitive._on_cuda(op)(jnp.ones((0, 3)), jnp.ones((0, 3)), **static)

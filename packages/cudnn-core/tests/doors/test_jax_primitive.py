@@ -277,7 +277,9 @@ def test_the_cuda_lowering_passes_what_is_present(monkeypatch, bias, attributes,
     static = tuple(op.contract.parse_attributes(op.named(attributes)).items())
     given = (x, jnp.ones((5, 4, 1)), w) if bias else (x, w)
     present = (True, bias, True, *exist)
-    made = jax_primitive._on_cuda(op)(*given, attributes=static, batched=False, present=present)
+    made = jax_primitive._on_cuda(op)(
+        *given, attributes=static, batched=False, present=present, numbers=()
+    )
     assert len(made) == sum(exist)
     top = [sum(exist) - 1] if exist[2] else []
     assert calls == [(len(given), sum(exist), top)]

@@ -91,7 +91,7 @@ def test_listing_kernels_needs_no_compiler():
 
 
 def fp4_as_the_kernel_does(p: np.ndarray) -> np.ndarray:
-    """kernels.convert.fp4_biased in FP32, step by step; the products are exact."""
+    """hopper.convert.fp4_biased in FP32, step by step; the products are exact."""
     two23 = np.float32(2.0**23)
     lines = [
         np.float32(2) * p + two23,

@@ -41,31 +41,64 @@ class Element:
     """As the device's class of this name."""
 
     bits: int
-    gap: int
-    fields: int
+    gap: int = 0
+    fields: int = 0
     down: int = 0
     special: int = 0
 
     def expand(self, word, pair):
         """(low half, high half) of what the device's `expand` returns, and of its fields."""
-        if self.bits == 8:
-            sign, shift = (8, 8 - self.down) if pair == 0 else (0, -self.down)
-        else:
-            sign, shift = 12 - 4 * pair, 6 - 4 * pair
+        sign, shift = (8, 8 - self.down) if pair == 0 else (0, -self.down)
         fields = shifted(word, shift) & U32(self.fields * 0x10001)
         value = (shifted(word, sign) & U32(0x80008000)) | fields
         return halves(value), halves(fields)
 
     def positions(self, pair):
         """Which elements of a word land in the low and the high half."""
-        return (pair, pair + 2) if self.bits == 8 else (pair, pair + 4)
+        return (pair, pair + 2)
 
 
 ELEMENTS = {
     "float8_e4m3fn": Element(8, 120, 0x07F0, 4, 0x07F0),
     "float8_e5m2": Element(8, 112, 0x0FE0, 3, 0x0F80),
-    "float4_e2m1fn": Element(4, 126, 0x01C0),
+    "float4_e2m1fn": Element(4),
 }
+TABLES = (0xC0800000, 0xC0804000, 0x3F3F3F00, 0x40404040)
+
+
+def permute(a, b, selector):
+    """The device's byte permutation; selectors are arrays or numbers without sign bits."""
+    source = [(x >> U32(8 * i)) & U32(0xFF) for x in (U32(a), U32(b)) for i in range(4)]
+    shape = np.broadcast(*source, selector).shape
+    stacked = np.stack([np.broadcast_to(x, shape) for x in source])
+    result = np.zeros(shape, U32)
+    for i in range(4):
+        digit = (np.broadcast_to(selector, shape).astype(U32) >> U32(4 * i)) & U32(15)
+        assert (digit < 8).all()
+        picked = np.take_along_axis(stacked, digit[None].astype(np.int64), 0)[0]
+        result |= picked << U32(8 * i)
+    return result
+
+
+def e2m1_to_bf16(word):
+    """The eight BF16 halves of a word of FP4 codes, the first in the lowest bits."""
+    codes, above = word & U32(0x77777777), word << U32(4)
+    made = []
+    for half in range(2):
+        index = (codes >> U32(16 * half)) & U32(0xFFFF)
+        low = permute(TABLES[0], TABLES[1], index)
+        high = permute(TABLES[2], TABLES[3], index)
+        signs = permute(above, word, 0x5140 if half == 0 else 0x7362)
+        high = (signs & U32(0x80808080)) | high
+        for selector in (0x5140, 0x7362):
+            made += halves(permute(low, high, selector))
+    return made
+
+
+def marks(codes):
+    """0x40 in each byte whose E8M0 code is 0 or 255."""
+    equal_bits = (codes ^ (codes >> U32(1))) & U32(0x7F7F7F7F)
+    return (~(equal_bits + U32(0x7F7F7F7F)) & U32(0x80808080)) >> U32(1)
 
 
 def shifted(word, count):
@@ -93,15 +126,6 @@ def is_special(element, fields, code):
     marks = code.astype(np.int64) + (element.special - (255 - element.gap))
     seen = np.maximum(fields.astype(np.int64), marks)
     return ((seen + (0x8000 - element.special)) & 0x8000) != 0
-
-
-def scaled(element, value, factor):
-    """Two multiplications for FP4, one for the rest: RNE_bf16(element * scale) as float64."""
-    if element.bits == 8:
-        return mul_bf16(value, factor)
-    with np.errstate(all="ignore"):
-        once = bf16_value(value) * 2.0**element.gap
-        return round_bf16(once * bf16_value(factor))
 
 
 def e2m1_code(x):

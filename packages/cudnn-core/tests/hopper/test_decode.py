@@ -39,7 +39,7 @@ def expected(element, scale):
 
 
 def expanded(name):
-    """(values, fields) of every code as the device finds them: bits in BF16 position."""
+    """(values, fields) of every 8-bit code as the device finds them: bits in BF16 position."""
     element = model.ELEMENTS[name]
     count = 1 << element.bits
     per_word = 32 // element.bits
@@ -65,7 +65,7 @@ def test_fp8_fast_path_is_exact_where_it_is_taken(name):
     values, fields = expanded(name)
     codes = np.arange(256)
     special = model.is_special(element, fields[:, None], codes[None, :])
-    got = model.scaled(element, values[:, None], model.fast_factor(element, codes)[None, :])
+    got = model.mul_bf16(values[:, None], model.fast_factor(element, codes)[None, :])
     want = expected(name, "float8_e8m0fnu")
     np.testing.assert_array_equal(got[~special], want[~special])
     # The exact path is for NaN, Inf and scales of 2^8 and more: nothing that data usually has.
@@ -87,15 +87,38 @@ def test_fp8_exact_path(name):
 
 @pytest.mark.parametrize("scale", ["float8_e8m0fnu", "float8_e4m3fn"])
 def test_fp4(scale):
-    values, _ = expanded("float4_e2m1fn")
-    codes = np.arange(256)
+    # A word whose code i is the first code + i, so that neighbours differ.
+    codes = np.arange(16, dtype=np.uint32)
+    word = np.zeros(16, np.uint32)
+    for i in range(8):
+        word |= ((codes + i) % 16) << np.uint32(4 * i)
+    values = np.zeros(16, np.uint32)
+    for i, half in enumerate(model.e2m1_to_bf16(word)):
+        at = (codes + i) % 16
+        if i:
+            np.testing.assert_array_equal(values[at], half)
+        values[at] = half
+    np.testing.assert_array_equal(model.bf16_value(values), E2M1)
     if scale == "float8_e8m0fnu":
-        factor = model.exact_factor(codes)
+        factor = model.exact_factor(np.arange(256))
     else:
         # The conversion through FP16 and FP32 is exact: e4m3 fits BF16.
         factor = scale_values(scale).astype(np.float32).view(np.uint32) >> np.uint32(16)
-    got = model.scaled(model.ELEMENTS["float4_e2m1fn"], values[:, None], factor[None, :])
+    got = model.mul_bf16(values[:, None], factor[None, :])
     np.testing.assert_array_equal(got, expected("float4_e2m1fn", scale))
+
+
+def test_e8m0_codes_that_take_one_more_bit_are_marked():
+    """Every code in every byte of a word, beside codes that are marked themselves."""
+    codes = np.arange(256, dtype=np.uint32)
+    for neighbours in (0x00, 0x7F, 0xFF, 0x80, 0x01):
+        for byte in range(4):
+            rest = np.uint32(neighbours * 0x01010101 & ~(0xFF << 8 * byte) & 0xFFFFFFFF)
+            found = model.marks((codes << np.uint32(8 * byte)) | rest)
+            got = (found >> np.uint32(8 * byte)) & np.uint32(0xFF)
+            np.testing.assert_array_equal(got, np.where((codes == 0) | (codes == 255), 0x40, 0))
+    bits = (codes << np.uint32(7)) | model.marks(codes) & np.uint32(0xFF)
+    np.testing.assert_array_equal(bits, model.exact_factor(codes))
 
 
 def test_e2m1_rounding():
@@ -120,6 +143,7 @@ def test_the_model_has_the_device_constants():
 
     for name, element in decode.ELEMENTS.items():
         assert vars(element) == vars(model.ELEMENTS[name])
+    assert decode.TABLES == model.TABLES
 
 
 @pytest.mark.parametrize(
@@ -130,19 +154,16 @@ def test_the_model_has_the_device_constants():
         ("float4_e2m1fn", "float8_e4m3fn", 16),
     ],
 )
-def test_each_element_of_a_chunk_meets_one_k_position_and_its_own_scale(element, scale, vec):
+def test_each_k_step_has_its_own_scales(element, scale, vec):
     pytest.importorskip("cutlass")
     from cudnn_core.hopper.decode import Decoder
 
     decoder = Decoder(element, scale, vec)
-    per_word = 32 // decoder.bits
-    met = {}
-    for half in range(decoder.halves):
-        for step in range(4):
-            word = step if decoder.bits == 8 else 2 * half + step // 2
-            for upper in range(2):
-                pair = upper if decoder.bits == 8 else 2 * (step % 2) + upper
-                for position in model.ELEMENTS[element].positions(pair):
-                    met[word * per_word + position] = decoder.scale_of(half)
-    assert sorted(met) == list(range(decoder.chunk_elements))
-    assert all(block == index // vec for index, block in met.items())
+    found = [
+        block
+        for half in range(decoder.halves)
+        for pair in range(2)
+        for block in decoder.pair_blocks(half, pair)
+    ]
+    assert found == [16 * step // vec for step in range(decoder.tile_k // 16)]
+    assert decoder.blocks == found[-1] + 1

@@ -11,12 +11,24 @@ from cudnn_core.hopper.tile import TileConfig, why_not
 @pytest.mark.parametrize(
     ("tile", "word"),
     [
-        (TileConfig(warpgroups=3), "warpgroups"),
+        (TileConfig(warpgroups=5), "warpgroups"),
+        (TileConfig(warpgroups=1, bm=64, pingpong=True), "pingpong"),
         (TileConfig(bm=192), "bm"),
-        (TileConfig(bn=256), "bn"),
-        (TileConfig(promote_k=2048), "accumulator registers"),
+        (TileConfig(bm=256, pingpong=True), "bm"),
+        (TileConfig(bn=264), "bn"),
+        (TileConfig(bn=100), "bn"),
+        (TileConfig(bm=64, bn=64, orientation="swapped"), "bn"),
+        (TileConfig(bm=260, bn=128, orientation="swapped"), "bm"),
+        (TileConfig(orientation="turned"), "orientation"),
+        (TileConfig(bm=256, bn=256), "accumulator registers"),
+        (TileConfig(bm=128, bn=256, pingpong=True), "accumulator registers"),
         (TileConfig(bm=128, promote_k=100), "promote_k"),
+        (TileConfig(cluster=(2, 2)), "cluster"),
+        (TileConfig(stages=1), "stages"),
         (TileConfig(raw_stages=1), "stages"),
+        (TileConfig(bm=128, bn=64, warpgroups=1, skew=1), "skew"),
+        (TileConfig(skew=-1), "skew"),
+        (TileConfig(bm=128, pingpong=True, skew=1), "skew"),
         (TileConfig(raster=0), "raster"),
     ],
 )
@@ -29,12 +41,28 @@ def test_refusals_name_the_field(tile, word):
     [
         TileConfig(),
         TileConfig(bm=128),
-        TileConfig(bm=128, bn=64),
-        TileConfig(bm=128, promote_k=4096),
+        TileConfig(bm=128, bn=256, cluster=(2, 1)),
+        TileConfig(bm=256, bn=192, cluster=(1, 2), skew=2),
+        TileConfig(bm=128, bn=192, pingpong=True),
+        TileConfig(bm=64, bn=256, pingpong=True),
+        TileConfig(bm=128, bn=192, promote_k=128),
+        TileConfig(bm=16, bn=128, orientation="swapped"),
         TileConfig(bm=64, bn=64, warpgroups=1),
     ],
 )
 def test_tiles_in_use(tile):
     assert why_not(tile) is None
-    consumer, converter, producer = tile.registers
-    assert 128 * (tile.warpgroups * consumer + converter + producer) <= 65536
+    consumer, producer = tile.registers
+    assert 128 * (tile.warpgroups * consumer + producer) <= 65536
+
+
+def test_orientation_says_which_extent_is_the_fragments_rows():
+    swapped = TileConfig(bm=32, bn=256, orientation="swapped")
+    assert (swapped.rows, swapped.columns, swapped.m_blocks) == (256, 32, 2)
+    normal = TileConfig(bm=256, bn=32)
+    assert (normal.rows, normal.columns, normal.m_blocks) == (256, 32, 2)
+
+
+def test_in_pingpong_a_warpgroup_owns_all_rows_of_its_tile():
+    assert TileConfig(bm=128, pingpong=True).m_blocks == 2
+    assert TileConfig(bm=128).m_blocks == 1

@@ -13,24 +13,16 @@ def names_of(stem):
     return (*plain, f"{camel}Sm100", f"{plain[1]}_sm100", f"{plain[2]}_sm100")
 
 
-NAMES = dict.fromkeys(names_of("amax"), "cudnn_gemm_dense.amax")
+STEMS = ("amax", "swiglu", "srelu", "dsrelu")
 
-COMING = {
-    name: f"the dense {title} fusion is coming to the package cudnn-gemm-dense"
-    for stem, title in (
-        ("swiglu", "GEMM + SwiGLU"),
-        ("srelu", "GEMM + squared ReLU"),
-        ("dsrelu", "GEMM + squared-ReLU backward"),
-    )
-    for name in names_of(stem)
-}
+NAMES = {name: f"cudnn_gemm_dense.{stem}" for stem in STEMS for name in names_of(stem)}
 
 
 def ops():
     """The operations that are built, for the command line: loads their contracts."""
-    from cudnn_gemm_dense import amax
+    from cudnn_gemm_dense import amax, dsrelu, srelu, swiglu
 
-    return (amax.OP,)
+    return tuple(module.OP for module in (amax, swiglu, srelu, dsrelu))
 
 
-__getattr__, __dir__ = attach(__name__, NAMES, coming=COMING)
+__getattr__, __dir__ = attach(__name__, NAMES)

@@ -1,4 +1,4 @@
-"""What this family shows in `cudnn demo`: GEMM + amax on real input, and what each format costs.
+"""What this family shows in `cudnn demo`: GEMM + amax on real input, the others on N(0, 1), and what formats cost.
 
 May import NumPy, core's formats and demo protocol. No framework: `place` holds the arrays.
 """
@@ -15,10 +15,19 @@ from cudnn_core.cli.protocol import Case, FeedForward, Study, Trial, engine_of
 from cudnn_core.cli.texts import show_error
 from cudnn_core.formats import dequantize, quantize
 from cudnn_core.formats.spec import FORMATS
+from cudnn_gemm_dense import dsrelu, srelu, swiglu
 from cudnn_gemm_dense.amax import OP, gemm_amax_wrapper
 
 # FP32 accumulation over K: the bound that the gpu tier holds up to K = 16384.
 TOLERANCE = {"C": 2e-5, "amax": 1e-5}
+# Of results behind an activation: squares double the error of the sums.
+ACTIVATED = {
+    "swiglu": {"C": 5e-5, "AB12": 2e-5},
+    "srelu": {"D": 5e-5, "C": 2e-5},
+    "dsrelu": {"D": 5e-5, "dprob": 1e-4},
+}
+# (format of A, format of B) in which they are shown.
+SIDES = (("mxfp8", "mxfp8"), ("nvfp4", "nvfp4"))
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ def multiply(a: Operand, b: Operand, format: str) -> Any:
 
 
 def cases(place: Place, block: FeedForward | None) -> Iterator[Case]:
-    """GEMM + amax in each format: the up projection of a real network, then a square of N(0, 1)."""
+    """GEMM + amax in each format: the up projection of a real network, then a square of N(0, 1); then the others."""
     sources = {}
     if block is not None:
         m, (n, k) = len(block.x), block.w_in.shape
@@ -62,6 +71,66 @@ def cases(place: Place, block: FeedForward | None) -> Iterator[Case]:
                 tolerance=TOLERANCE,
                 prepare=partial(_prepare, place, format, make),
             )
+    for stem, tolerance in ACTIVATED.items():
+        for sides in SIDES:
+            yield Case(
+                op=f"dense/{stem}",
+                source="N(0, 1)",
+                shape="x".join([str(place.side)] * 3),
+                formats="x".join(dict.fromkeys(sides)),
+                flop=2.0 * place.side**3,
+                tolerance=tolerance,
+                prepare=partial(_prepare_activated, place, stem, sides),
+            )
+
+
+def _prepare_activated(place: Place, stem: str, sides: tuple[str, str]) -> Trial:
+    """An op with an activation on two squares; all results in FP32, each against float64."""
+    n = place.side
+    a, b = (make_operand(place.normal((n, n), i), f) for i, f in enumerate(sides))
+    alpha, wide = n**-0.5, "float32"
+    vec = tuple(FORMATS[format].block for format in sides)
+    options = {"alpha": alpha, "sf_vec_size": vec}
+    prob, gradient = place.normal((n, 1), 2), place.normal((n, n), 3)
+    scales = (a.scale, b.scale)
+    if stem == "swiglu":
+        op, inputs = swiglu, (a.data, b.data, *scales, None)
+        options |= {"sfa_tensor": a.scale, "sfb_tensor": b.scale, "c_dtype": wide}
+        call = partial(swiglu.gemm_swiglu_wrapper, a.data, b.data, **options)
+    elif stem == "srelu":
+        op, inputs = srelu, (a.data, b.data, *scales, prob[:, :, None], None)
+        options |= {"c_dtype": wide, "d_dtype": wide}
+        call = partial(srelu.gemm_srelu_wrapper, *inputs[:-1], **options)
+    else:
+        op = dsrelu
+        inputs = (a.data, b.data, gradient[:, :, None], *scales, prob[:, :, None], None)
+        call = partial(dsrelu.gemm_dsrelu_wrapper, *inputs[:-1], d_dtype=wide, **options)
+    named = op.OP.contract.parse_attributes({"sf_vec_size": vec})
+
+    def judge(outputs: Mapping[str, Any]) -> dict[str, float]:
+        x = alpha * place.product64(a.decoded, b.decoded)
+        wanted = results64(place, stem, x, prob, gradient)
+        keys = {"AB12": "ab12_tensor", "C": "c_tensor", "D": "d_tensor", "dprob": "dprob_tensor"}
+        return {
+            name: place.error(outputs[keys[name]][:, :, 0], exact) for name, exact in wanted.items()
+        }
+
+    return Trial(engine_of(op.OP, inputs, tuple(named.values())), call, judge)
+
+
+def results64(place: Place, stem: str, x: Any, prob: Any, gradient: Any) -> dict[str, Any]:
+    """The results of an op by name, the main one first, of the pre-activation in float64."""
+    if stem == "swiglu":
+        groups = x.reshape(len(x), -1, 2, 32)
+        c = groups[:, :, 0] * place.silu(groups[:, :, 1])
+        return {"C": c.reshape(len(x), -1), "AB12": x}
+    r = x.clip(0)
+    if stem == "srelu":
+        return {"D": r * r * prob, "C": x}
+    return {
+        "D": 2 * r * (gradient * prob),
+        "dprob": (r * r * gradient).sum(1).reshape(-1, 1),
+    }
 
 
 def _prepare(place: Place, format: str, make: Any) -> Trial:

@@ -1,4 +1,4 @@
-"""GEMM + amax: C = A B^T of block-scaled operands, and the largest absolute value of the FP32 result.
+"""GEMM + amax: C = A B^T of operands of any format, and the largest absolute value of the FP32 result.
 
 Contract, NumPy reference, Hopper composition and the public wrapper, class and JAX entry. Imports no framework.
 """
@@ -10,32 +10,35 @@ from typing import Any
 
 from cudnn_core.contract import (
     Contract,
-    Matrix,
     Problem,
     ScalarTensor,
-    ScaleFactor,
     Signature,
+    block_sizes,
     choice,
     dtype_attribute,
     tile_hint,
 )
-from cudnn_core.dtypes import (
-    BFLOAT16,
-    FLOAT4_E2M1FN,
-    FLOAT8_E4M3FN,
-    FLOAT8_E5M2,
-    FLOAT8_E8M0FNU,
-    FLOAT16,
-    FLOAT32,
-    UINT8,
-)
+from cudnn_core.dtypes import FLOAT32
 from cudnn_core.engine import HopperEngine, ReferenceEngine
 from cudnn_core.errors import mismatch
 from cudnn_core.op import Op, OpClass
 from cudnn_core.plan import Plan
 from cudnn_core.tuple_dict import TupleDict
 
-from .config import RECIPES
+from .operands import (
+    FP4,
+    FP4_NAME,
+    FP8,
+    SFA,
+    SFB,
+    WIDE,
+    A,
+    B,
+    check_sides,
+    major,
+    output,
+    stored_as,
+)
 
 __all__ = [
     "GemmAmax",
@@ -46,30 +49,13 @@ __all__ = [
     "gemm_amax_wrapper_sm100",
 ]
 
-OPERANDS = (FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT4_E2M1FN, UINT8)
-OUTPUTS = (FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT4_E2M1FN, UINT8)
-SCALES = (FLOAT8_E8M0FNU, FLOAT8_E4M3FN)
+OUTPUTS = (*WIDE, *FP8, *FP4)
 
 
-def _pairing(signature: Signature, dims: Mapping[str, int]) -> None:
-    """Both sides in one format, scales included, and an output that the inputs allow."""
-    a, b, sfa, sfb, c = (
-        signature.operand(n)
-        for n in ("a_tensor", "b_tensor", "sfa_tensor", "sfb_tensor", "c_tensor")
-    )
-    if b.dtype != a.dtype:
-        raise ValueError(mismatch("b_tensor", f"dtype {a.dtype} (a_tensor's)", b.dtype))
-    if sfb.dtype != sfa.dtype:
-        raise ValueError(mismatch("sfb_tensor", f"dtype {sfa.dtype} (sfa_tensor's)", sfb.dtype))
-    fp4, vec = a.dtype == FLOAT4_E2M1FN.name, signature.attribute("sf_vec_size")
-    if (a.dtype, sfa.dtype, vec) not in RECIPES.values():
-        legal = "float8_e8m0fnu scales with sf_vec_size 32"
-        if fp4:
-            legal = "float8_e8m0fnu scales with sf_vec_size 16 or 32, or float8_e4m3fn with 16"
-        raise ValueError(
-            mismatch("sf_vec_size", f"{legal} for {a.dtype}", f"{sfa.dtype} with {vec}")
-        )
-    if c.dtype == FLOAT4_E2M1FN.name and not fp4:
+def _fp4_results(signature: Signature, dims: Mapping[str, int]) -> None:
+    """FP4 without scales holds only what FP4 inputs may give."""
+    a, c = signature.operand("a_tensor"), signature.operand("c_tensor")
+    if c.dtype == FP4_NAME and a.dtype != FP4_NAME:
         raise ValueError(
             mismatch("c_tensor", "an FP4 result only from FP4 inputs", f"inputs {a.dtype}")
         )
@@ -78,37 +64,11 @@ def _pairing(signature: Signature, dims: Mapping[str, int]) -> None:
 CONTRACT = Contract(
     "dense/amax",
     operands=(
-        Matrix(
-            "a_tensor",
-            ("M", "K", "L"),
-            dtypes=OPERANDS,
-            majors={"k": "K", "m": "M"},
-            fp4_major="k",
-            aligned=True,
-            meaning="left operand",
-        ),
-        Matrix(
-            "b_tensor",
-            ("N", "K", "L"),
-            dtypes=OPERANDS,
-            majors={"k": "K", "n": "N"},
-            fp4_major="k",
-            aligned=True,
-            meaning="right operand, transposed",
-        ),
-        ScaleFactor("sfa_tensor", ("M", "K", "L"), dtypes=SCALES, int8_is_e8m0=True),
-        ScaleFactor("sfb_tensor", ("N", "K", "L"), dtypes=SCALES, int8_is_e8m0=True),
-        Matrix(
-            "c_tensor",
-            ("M", "N", "L"),
-            output=True,
-            dtypes=OUTPUTS,
-            majors={"n": "N", "m": "M"},
-            fp4_major="n",
-            dtype_from="c_dtype",
-            major_from="c_major",
-            meaning="A B^T in c_dtype",
-        ),
+        A,
+        B,
+        SFA,
+        SFB,
+        output("c_tensor", OUTPUTS, "c_dtype", "c_major", meaning="A B^T in c_dtype"),
         ScalarTensor(
             "amax_tensor",
             (),
@@ -119,40 +79,55 @@ CONTRACT = Contract(
         ),
     ),
     attributes=(
-        choice("c_major", "n", ("n", "m"), of_output=True),
-        dtype_attribute("c_dtype", FLOAT32, OUTPUTS, of_output=True),
+        major("c_major"),
+        stored_as("c_dtype", FLOAT32, OUTPUTS),
         dtype_attribute("acc_dtype", FLOAT32, (FLOAT32,)),
         tile_hint("mma_tiler_mn", None, ((128, 256), (128, 256))),
         tile_hint("cluster_shape_mn", None, ((1, 2, 4), (1, 2, 4))),
-        choice("sf_vec_size", 32, (16, 32)),
+        block_sizes("sf_vec_size", 32, (16, 32)),
         choice("batch", "last", ("last", "outer")),
         choice("amax", "global", ("global", "per_batch")),
     ),
-    rules=(_pairing,),
+    rules=(check_sides, _fp4_results),
 )
 
 
-def reference(signature: Signature, a, b, sfa, sfb, c, amax) -> None:
-    """NumPy: operands expanded to BF16 as on the GPU, products summed in FP64, one rounding to FP32, one to C."""
-    from .reference import block_scaled_matmul, store, update_amax
+def reference(signature: Signature, *arguments: Any) -> None:
+    """NumPy: products of the operands' values summed in FP64, one rounding to FP32, one to C."""
+    from .reference import join_amax, product, store
 
-    acc = block_scaled_matmul(signature, a, b, sfa, sfb)
-    store(acc, signature.operand("c_tensor"), c)
-    update_amax(amax, acc, per_batch=signature.attribute("amax") == "per_batch")
+    named = signature.named(arguments)
+    acc = product(signature, named)
+    store(acc, signature.operand("c_tensor"), named["c_tensor"])
+    join_amax(acc, signature, named)
 
 
 def configure(problem: Problem):
     """The kernel configuration of a problem: operands as bound, the tile from the extents."""
-    from .kernels import block_scaled_config
+    from .kernels import amax_config
 
-    return block_scaled_config(problem)
+    return amax_config(problem)
 
 
 def source(plan: Plan):
     """What the compile cache needs to build the kernel of a plan."""
-    from .kernels import block_scaled_source
+    from .kernels import amax_source
 
-    return block_scaled_source(plan)
+    return amax_source(plan)
+
+
+def why_not(problem: Problem) -> str | None:
+    """The reason why no kernel serves a problem, or None."""
+    from .kernels import why_not
+
+    return why_not(problem)
+
+
+def workspaces(problem: Problem):
+    """Scratch memory of the kernels."""
+    from .kernels import workspaces
+
+    return workspaces(problem)
 
 
 def examples(everything: bool):
@@ -164,7 +139,10 @@ def examples(everything: bool):
 
 OP = Op(
     CONTRACT,
-    engines=(ReferenceEngine(reference), HopperEngine(configure, source)),
+    engines=(
+        ReferenceEngine(reference),
+        HopperEngine(configure, source, why_not, workspaces),
+    ),
     namespace="cudnn_gemm_dense",
     short_name="gemm_amax",
     examples=examples,
@@ -181,30 +159,32 @@ def gemm_amax_wrapper(
     acc_dtype: Any = FLOAT32,
     mma_tiler_mn: tuple[int, int] | None = None,
     cluster_shape_mn: tuple[int, int] | None = None,
-    sf_vec_size: int = 32,
+    sf_vec_size: int | tuple[int, int] = 32,
     stream: Any = None,
 ) -> TupleDict:
-    """C = A B^T of block-scaled operands and amax = max |A B^T|, allocated and returned.
+    """C = A B^T and amax = max |A B^T| of operands of any format, allocated and returned.
 
-    Formula, for v = sf_vec_size, all sums in FP32::
+    Formula, for v = sf_vec_size, all sums in FP32; a side without scales has none in it::
 
         acc[m,n,l] = sum_k A[m,k,l] SFA[m,k//v,l] * B[n,k,l] SFB[n,k//v,l]
         c_tensor = convert(acc, c_dtype);  amax_tensor = max(0, max |acc|)
 
-    a_tensor: (M, K, L), float8_e4m3fn, float8_e5m2, or FP4 packed two to a byte along K (float4_e2m1fn_x2, or uint8;
-        shape (M, K/2, L)). K-major, or M-major for FP8. Strides are multiples of 16 bytes.
-    b_tensor: (N, K, L), dtype of a_tensor; K-major, or N-major for FP8.
+    a_tensor: (M, K, L), float8_e4m3fn, float8_e5m2, bfloat16, float16, float32, or FP4 packed two to a byte along K
+        (float4_e2m1fn_x2, or uint8; shape (M, K/2, L)). K-major, or M-major but for FP4. Strides are multiples of 16
+        bytes. b_tensor: (N, K, L), of its own dtype (float32 goes with float32); K-major, or N-major but for FP4.
     sfa_tensor, sfb_tensor: block scales in the 128x4 atom layout, as the view (32, 4, R, 4, Q, L) or as contiguous
         (L, R, Q, 32, 4, 4), R = ceil(rows/128), Q = ceil(K/(4 v)). Padding is ignored. MXFP8: float8_e8m0fnu, v = 32;
-        MXFP4: float8_e8m0fnu, v = 32 or 16; NVFP4: float8_e4m3fn, v = 16. int8 is read as float8_e8m0fnu.
+        MXFP4: float8_e8m0fnu, v = 32 or 16; NVFP4: float8_e4m3fn, v = 16. int8 is read as float8_e8m0fnu. None: 16-bit,
+        float32 or FP8 elements without scales. sf_vec_size: v, or a pair (A's, B's).
     c_major: "n" (rows contiguous) or "m". c_dtype: float32, float16, bfloat16, float8_e4m3fn, float8_e5m2; with FP4
         inputs also float4_e2m1fn or uint8 (packed along N, "n" only).
     mma_tiler_mn, cluster_shape_mn: hints, (128|256, 128|256) and (1|2|4, 1|2|4); None lets the engine choose.
     stream: None is the framework's current stream; an int handle, CUstream, torch.cuda.Stream or ``__cuda_stream__``.
 
     Returns TupleDict(c_tensor (M, N, L), amax_tensor (1, 1, 1) float32).
-    Numerics: operands expand to BF16, exactly while element times scale lies in [2^-133, BF16's maximum]; one RNE
-        rounding at the store, saturating for FP8 and FP4. NaN reaches every output that depends on it, amax included.
+    Numerics: block-scaled operands expand to BF16, exactly while element times scale lies in [2^-133, BF16's maximum];
+        one RNE rounding at the store, saturating for FP8 and FP4. NaN reaches every output that depends on it, amax
+        included.
     Raises: ValueError (shape, stride, dtype, combination), TypeError (not a tensor), RuntimeError (no engine for the
         device). Launch: one kernel (and one fill of amax), no sync, capturable after one warm call, bitwise repeatable.
     """
@@ -232,7 +212,7 @@ class GemmAmax(OpClass):
         acc_dtype: Any = FLOAT32,
         mma_tiler_mn: tuple[int, int] | None = None,
         cluster_shape_mn: tuple[int, int] | None = None,
-        sf_vec_size: int = 32,
+        sf_vec_size: int | tuple[int, int] = 32,
     ) -> None:
         samples = {
             "sample_a": sample_a,
@@ -275,7 +255,7 @@ def gemm_amax_jax(
     acc_dtype: Any = FLOAT32,
     mma_tiler_mn: tuple[int, int] | None = None,
     cluster_shape_mn: tuple[int, int] | None = None,
-    sf_vec_size: int = 32,
+    sf_vec_size: int | tuple[int, int] = 32,
 ) -> tuple[Any, Any]:
     """(c, amax) of JAX arrays, eager or traced: the JAX entry of `gemm_amax_wrapper`.
 

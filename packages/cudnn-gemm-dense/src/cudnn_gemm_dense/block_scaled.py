@@ -1,151 +1,97 @@
-"""The block-scaled GEMM that stores C and reduces max |C|: core's Hopper pieces put together.
+"""The GEMM that stores C and reduces max |C|: a product of any two sides with that epilogue.
 
 May import the CuTe DSL and cudnn_core.hopper; loaded only to compile.
 """
 
-import cuda.bindings.driver as cuda
+from dataclasses import replace
+
 import cutlass.cute as cute
-from cutlass import Int32
 
 from cudnn_core.hopper import arguments
-from cudnn_core.hopper.decoded import DecodedBody
-from cudnn_core.hopper.epilogue import AmaxReduce, Epilogue, TileStore
-from cudnn_core.hopper.gemm import HopperGemm
-from cudnn_core.hopper.operand import BlockScaledOperand
-from cudnn_core.hopper.schedule import DenseSchedule
-from cudnn_core.hopper.tile import SHARED_MEMORY
-from cudnn_core.hopper.tile import why_not as tile_why_not
+from cudnn_core.hopper.epilogue import AmaxReduce, Epilogue, Fragments, TileStore
 
-from .config import RECIPES, BlockScaledGemm
+from . import product
+from .config import GemmAmaxConfig
+from .epilogues import store_amax
+from .product import Multiply
 
 
-def operands(config: BlockScaledGemm) -> tuple[BlockScaledOperand, BlockScaledOperand]:
-    """The two sides of the product."""
-    a = BlockScaledOperand(
-        element=config.a_dtype,
-        scale=config.sf_dtype,
-        sf_vec=config.sf_vec,
-        contiguous="k" if config.a_major == "k" else "mn",
-        container=config.a_container,
-        sf_form=config.sfa_form,
-        batch=config.batch,
-    )
-    b = BlockScaledOperand(
-        element=config.b_dtype,
-        scale=config.sf_dtype,
-        sf_vec=config.sf_vec,
-        contiguous="k" if config.b_major == "k" else "mn",
-        container=config.b_container,
-        sf_form=config.sfb_form,
-        batch=config.batch,
-    )
-    return a, b
-
-
-def epilogue_of(config: BlockScaledGemm) -> Epilogue:
+def epilogue_of(config: GemmAmaxConfig) -> Epilogue:
     """Store C, reduce max |C|."""
+    tile = config.product.tile
+    fragments = Fragments(tile, glu=config.product.glu)
+    # The main loop has better use for the shared memory and the registers that wide subtiles would take.
+    width = fragments.width
+    if config.c_dtype == "float32" or tile.warpgroups > 2:
+        width = min(32, width)
+    if config.c_store == "direct":
+        width = min(16, width)
+    fragments = replace(fragments, width=width, depth=2 if tile.warpgroups <= 2 else 1)
     store = TileStore(
-        config.tile,
+        fragments,
         config.c_dtype,
         config.c_major,
         config.c_store,
         config.c_container,
-        config.batch,
+        config.product.batch,
     )
     resources = (("c", store), ("amax", AmaxReduce(config.amax == "per_batch")))
-    return Epilogue(config.tile, resources, store_and_reduce, store.width)
+    return Epilogue(fragments, resources, store_amax)
 
 
-def store_and_reduce(accumulator, frame, c, amax) -> None:
-    """C = convert(acc); amax = max |acc|, of the FP32 values."""
-    reduce, reduced = amax
-    reduce.add(reduced, frame, accumulator)
-    store, stored = c
-    store.put(stored, frame, accumulator)
+def fitted(config: GemmAmaxConfig) -> GemmAmaxConfig:
+    """With as many stages of plain operands as there is room for; decoded ones say how many they need."""
+    made, tile = config.product, config.product.tile
+    for stages in range(tile.stages, 1, -1):
+        tried = replace(config, product=replace(made, tile=replace(tile, stages=stages)))
+        if made.decodes or product.why_not(tried.product, epilogue_of(tried)) is None:
+            return tried
+    return config
 
 
-def why_not(config: BlockScaledGemm) -> str | None:
+def why_not(config: GemmAmaxConfig) -> str | None:
     """The reason why no kernel can be built for the configuration, or None."""
-    reason = tile_why_not(config.tile)
-    if reason is not None:
-        return reason
-    for name in (config.a_dtype, config.b_dtype):
-        if (name, config.sf_dtype, config.sf_vec) not in RECIPES.values():
-            return f"{name} does not go with {config.sf_dtype} scales of {config.sf_vec} elements"
-    a, b = operands(config)
-    if "mn" in (a.contiguous, b.contiguous):
-        if "float4_e2m1fn" in (config.a_dtype, config.b_dtype):
-            return "FP4 operands must be K-major"
     if config.c_dtype == "float4_e2m1fn" and config.c_major != "n":
         return "FP4 outputs must be N-major"
-    body = DecodedBody(config.tile, a, b)
-    reason = body.why_not()
-    if reason is not None:
-        return reason
-    if body.smem_bytes() + epilogue_of(config).smem_bytes() + 4096 > SHARED_MEMORY:
-        return "the rings and the output staging need more shared memory than there is"
-    return None
+    config = fitted(config)
+    return product.why_not(config.product, epilogue_of(config))
 
 
-def kernel(config: BlockScaledGemm):
-    """The host function to compile: f(a, b, sfa, sfb, c, amax, blocks, stream).
+def kernel(config: GemmAmaxConfig):
+    """The host function to compile: f(a, b[, sfa][, sfb], c, amax, *workspaces, blocks, stream).
 
-    blocks: how many thread blocks may be resident, a multiprocessor each.
-    Empty problems (M, N, K or L of 0) are the caller's to settle before the call.
+    Scales as the sides have them; workspaces as config.scratch and kernels.workspaces say. blocks: how many thread
+    blocks may be resident, a multiprocessor each. Empty problems (M, N, K or L of 0) are the caller's to settle before
+    the call.
     """
     reason = why_not(config)
     if reason is not None:
         raise NotImplementedError(reason)
+    config = fitted(config)
     epilogue = epilogue_of(config)
-    a_operand, b_operand = operands(config)
-    body = DecodedBody(config.tile, a_operand, b_operand)
-    gemm = HopperGemm(config.tile, body, DenseSchedule(config.tile), epilogue)
-    store, reduce = epilogue.resources[0][1], epilogue.resources[1][1]
+    multiply = Multiply(config.product, epilogue)
+    names = (*multiply.inputs, "c", "amax", *multiply.scratch)
+    (_, store), (_, reduce) = epilogue.resources
 
     @cute.jit
-    def block_scaled_gemm(
-        a_tensor: cute.Tensor,
-        b_tensor: cute.Tensor,
-        sfa_tensor: cute.Tensor,
-        sfb_tensor: cute.Tensor,
-        c_tensor: cute.Tensor,
-        amax_tensor: cute.Tensor,
-        blocks: Int32,
-        stream: cuda.CUstream,
-    ):
-        a = a_operand.prepare(a_tensor, sfa_tensor, config.tile.bm)
-        b = b_operand.prepare(b_tensor, sfb_tensor, config.tile.bn)
-        c = store.prepare(c_tensor)
-        amax = reduce.prepare(amax_tensor)
-        schedule = gemm.schedule.prepare(a.extent, b.extent, a.k, c.tensor.shape[2])
-        gemm.launch(a, b, schedule, (c, amax), blocks, stream)
+    def gemm_amax(*arguments):
+        *tensors, blocks, stream = arguments
+        named = dict(zip(names, tensors, strict=True))
+        operands = multiply.prepare(named, stream)
+        c = store.prepare(named["c"])
+        results = (c, reduce.prepare(named["amax"]))
+        multiply.launch(operands, named, c.tensor.shape[2], results, blocks, stream)
 
-    return block_scaled_gemm
+    return gemm_amax
 
 
-def fake_args(config: BlockScaledGemm) -> list:
+def fake_args(config: GemmAmaxConfig) -> list:
     """Symbolic arguments for cute.compile, in the order of the host function."""
+    config = fitted(config)
+    multiply = Multiply(config.product, epilogue_of(config))
     m, n, k = cute.sym_int32(), cute.sym_int32(), cute.sym_int32(divisibility=2)
-    placing = {"batched": config.batched, "batch": config.batch}
     return [
-        arguments.matrix(
-            m,
-            k,
-            config.a_dtype,
-            config.a_container,
-            "first" if config.a_major == "m" else "second",
-            **placing,
-        ),
-        arguments.matrix(
-            n,
-            k,
-            config.b_dtype,
-            config.b_container,
-            "first" if config.b_major == "n" else "second",
-            **placing,
-        ),
-        arguments.scales(config.sf_dtype, config.sfa_container, config.sfa_form, config.batched),
-        arguments.scales(config.sf_dtype, config.sfb_container, config.sfb_form, config.batched),
+        *multiply.fake_inputs(m, n, k),
         arguments.matrix(
             m,
             n,
@@ -153,15 +99,17 @@ def fake_args(config: BlockScaledGemm) -> list:
             config.c_container,
             "first" if config.c_major == "m" else "second",
             aligned=config.c_store == "tma",
-            **placing,
+            batched=config.product.batched,
+            batch=config.product.batch,
         ),
         arguments.scalar(per_batch=config.amax == "per_batch"),
-        Int32(1),
-        cute.runtime.make_fake_stream(),
+        *multiply.fake_scratch(),
+        *arguments.launch(),
     ]
 
 
-def expected_instructions(config: BlockScaledGemm) -> tuple[str, ...]:
+def expected_instructions(config: GemmAmaxConfig) -> tuple[str, ...]:
     """What the machine code must contain."""
+    config = fitted(config)
     store = ("UTMASTG",) if config.c_store == "tma" else ()
-    return ("HGMMA", "UTMALDG", "UBLKCP", *store)
+    return (*Multiply(config.product, epilogue_of(config)).expected_instructions(), *store)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from cudnn_core.hopper.tile import TileConfig
 
-__all__ = ["RECIPES", "BlockScaledGemm", "TileConfig"]
+__all__ = ["RECIPES", "FusedConfig", "GemmAmaxConfig", "Product", "Side", "Stored", "TileConfig"]
 
-# (element, scale, sf_vec_size) of every legal pair of operand and scales; both sides take the same one.
+# (element, scale, sf_vec_size) of every legal pair of operand and scales.
 RECIPES = {
     "mxfp8": ("float8_e4m3fn", "float8_e8m0fnu", 32),
     "mxfp8_e5m2": ("float8_e5m2", "float8_e8m0fnu", 32),
@@ -17,36 +17,140 @@ RECIPES = {
     "mxfp4_16": ("float4_e2m1fn", "float8_e8m0fnu", 16),
     "nvfp4": ("float4_e2m1fn", "float8_e4m3fn", 16),
 }
+FP8 = ("float8_e4m3fn", "float8_e5m2")
 
 
 @dataclass(frozen=True)
-class BlockScaledGemm:
-    """Every compile-time property of the kernel; the object is the compile key.
+class Side:
+    """One operand. Dtypes are names; scale is None without block scales.
 
-    Dtypes are names. a_container, b_container, c_container: "native" or "uint8" (packed FP4).
-    sfa_container, sfb_container: "native", "uint8" or "int8". sfa_form, sfb_form: "logical" (32,4,R,4,Q,L) or
-    "physical" (L,R,Q,32,4,4). c_store: "tma" needs a 16-byte aligned C whose strides are multiples
-    of 16 bytes; "direct" takes any. batched: whether L can differ from 1. batch: "last" for
-    (M,K,L) or "outer" for (L,M,K). amax: "global" writes one number, "per_batch" L of them.
+    contiguous: "k" or "mn". container: "native" or "uint8" (packed FP4). sf_container: "native", "uint8" or "int8".
+    sf_form: "logical" (32,4,R,4,Q,L) or "physical" (L,R,Q,32,4,4).
     """
 
-    a_dtype: str
-    b_dtype: str
-    sf_dtype: str
-    sf_vec: int
-    c_dtype: str = "float32"
-    a_container: str = "native"
-    b_container: str = "native"
-    c_container: str = "native"
-    sfa_container: str = "native"
-    sfb_container: str = "native"
-    a_major: str = "k"
-    b_major: str = "k"
-    c_major: str = "n"
-    sfa_form: str = "logical"
-    sfb_form: str = "logical"
-    c_store: str = "tma"
+    dtype: str
+    scale: str | None = None
+    sf_vec: int = 32
+    contiguous: str = "k"
+    container: str = "native"
+    sf_container: str = "native"
+    sf_form: str = "logical"
+
+
+@dataclass(frozen=True)
+class Product:
+    """A B^T of any two sides.
+
+    batched: whether L can differ from 1. batch: "last" for (M,K,L) or "outer" for (L,M,K). split: None, or stream-K in
+    which every thread block gets at least so many units of 128 K elements. glu: None, or where the two columns of a GLU
+    pair lie in B's rows, "interleaved" in turns of 32 or "concatenated" (core's Fragments).
+    """
+
+    a: Side
+    b: Side
     batched: bool = False
     batch: str = "last"
-    amax: str = "global"
+    split: int | None = None
+    glu: str | None = None
     tile: TileConfig = field(default_factory=TileConfig)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether B becomes BF16 in registers, in the main loop."""
+        return self.b.scale is not None and self.meeting == "bfloat16"
+
+    @property
+    def meeting(self) -> str | None:
+        """The type in which the sides are multiplied: the narrowest that holds both; None: each its own FP8."""
+        wide = set()
+        for side in (self.a, self.b):
+            if side.scale is not None:
+                wide.add("bfloat16")
+            elif side.dtype not in FP8:
+                wide.add(side.dtype)
+        return "float32" if len(wide) > 1 else next(iter(wide), None)
+
+    @property
+    def treatments(self) -> tuple[str | None, str | None]:
+        """Into what type A and B are rewritten, K-major, by a kernel ahead of the main loop; None: they are not."""
+        made = []
+        for name, side in (("a", self.a), ("b", self.b)):
+            target, fits = self.meeting or side.dtype, side.contiguous == "k"
+            if name == "b" and self.decodes:
+                # Rows that are contiguous are only turned; the scales stay what they are.
+                made.append(None if fits else side.dtype)
+                continue
+            # Only 16-bit operands reach the tensor core with contiguous rows.
+            fits = fits or side.dtype in ("float16", "bfloat16")
+            as_it_is = side.scale is None and side.dtype == target and fits
+            made.append(None if as_it_is else target)
+        return tuple(made)
+
+    def why_not(self) -> str | None:
+        """The reason why no main loop multiplies these sides, or None."""
+        for side in (self.a, self.b):
+            if side.scale is not None:
+                if (side.dtype, side.scale, side.sf_vec) not in RECIPES.values():
+                    return f"{side.dtype} does not go with {side.scale} scales of {side.sf_vec} elements"
+                if side.dtype == "float4_e2m1fn" and side.contiguous != "k":
+                    return "FP4 operands must be K-major"
+            elif side.dtype == "float4_e2m1fn":
+                return "FP4 operands need scales"
+        return None
+
+
+def scratch(product: Product) -> tuple[str, ...]:
+    """The workspaces of a product, in the order in which kernels take them.
+
+    "expanded": A rewritten, then B. "partials", "flags": of stream-K; flags are zeroed.
+    """
+    names = ("expanded",) if any(product.treatments) else ()
+    return names if product.split is None else (*names, "partials", "flags")
+
+
+@dataclass(frozen=True)
+class GemmAmaxConfig:
+    """Every compile-time property of the kernel of GEMM + amax; the object is the compile key.
+
+    c_container: "native" or "uint8" (packed FP4). c_major: "n" or "m". c_store: "tma" needs a 16-byte aligned C whose
+    strides are multiples of 16 bytes; "direct" takes any. amax: "global" writes one number, "per_batch" L of them.
+    """
+
+    product: Product
+    c_dtype: str = "float32"
+    c_container: str = "native"
+    c_major: str = "n"
+    c_store: str = "tma"
+    amax: str = "global"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of C's shape that an epilogue reads or writes; the fields are those of GemmAmaxConfig's C."""
+
+    dtype: str
+    container: str = "native"
+    major: str = "n"
+    store: str = "tma"
+
+
+@dataclass(frozen=True)
+class FusedConfig:
+    """Every compile-time property of the kernel of a product with an activation; the object is the compile key.
+
+    op: "swiglu", "srelu" or "dsrelu". order: names of the kernel's tensors in the order of its arguments, workspaces
+    left out. tiles: those that have C's shape, by name. amax: "global" or "per_batch". out_format: the name of a
+    format of cudnn_core.formats in which the result is quantized, or None; scale_form: the view of its scales.
+    """
+
+    op: str
+    product: Product
+    order: tuple[str, ...]
+    tiles: tuple[tuple[str, Stored], ...]
+    amax: str = "global"
+    out_format: str | None = None
+    scale_form: str = "logical"
+
+    def stored(self, name: str) -> Stored:
+        """The tensor of C's shape called `name`."""
+        return dict(self.tiles)[name]

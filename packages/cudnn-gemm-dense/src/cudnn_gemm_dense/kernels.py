@@ -6,76 +6,219 @@ never loads the compiler.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 
 from cudnn_core.cache import KernelSource
-from cudnn_core.contract import Contract, Problem, ScaleFactor
+from cudnn_core.contract import Contract, Problem, ScaleFactor, Signature
+from cudnn_core.device_info import device_info
+from cudnn_core.engine import Workspace
+from cudnn_core.hopper.rules import choose, rules_for
 from cudnn_core.hopper.tile import TileConfig
+from cudnn_core.hopper.workspace import expanded_bytes, flag_bytes, partial_bytes
 from cudnn_core.plan import Plan
 from cudnn_core.tensor_desc import TensorDesc
 
-from .config import RECIPES, BlockScaledGemm
+from .config import RECIPES, FusedConfig, GemmAmaxConfig, Product, Side, Stored, scratch
 
 # What kernels are traced from, beside core's own device code.
-DEVICE_CODE = ("cudnn_gemm_dense.config", "cudnn_gemm_dense.block_scaled")
+DEVICE_CODE = (
+    "cudnn_gemm_dense.config",
+    "cudnn_gemm_dense.epilogues",
+    "cudnn_gemm_dense.product",
+    "cudnn_gemm_dense.block_scaled",
+    "cudnn_gemm_dense.epilogues",
+    "cudnn_gemm_dense.fused",
+)
 
 
-def block_scaled_config(problem: Problem) -> BlockScaledGemm:
-    """The kernel configuration of a bound problem."""
-    signature = problem.signature
-    a, b, sfa, sfb, c = (
-        signature.operand(n)
-        for n in ("a_tensor", "b_tensor", "sfa_tensor", "sfb_tensor", "c_tensor")
+def side_of(signature: Signature, side: int) -> Side:
+    """The left (0) or the right (1) operand of a product, with its scales if it has them."""
+    name, scale_name = (("a_tensor", "sfa_tensor"), ("b_tensor", "sfb_tensor"))[side]
+    operand = signature.operand(name)
+    made = Side(
+        operand.dtype,
+        contiguous="k" if operand.major == "k" else "mn",
+        container=operand.container,
     )
-    return BlockScaledGemm(
-        a_dtype=a.dtype,
-        b_dtype=b.dtype,
-        sf_dtype=sfa.dtype,
-        sf_vec=signature.attribute("sf_vec_size"),
-        c_dtype=c.dtype,
-        a_container=a.container,
-        b_container=b.container,
-        c_container=c.container,
-        sfa_container=sfa.container,
-        sfb_container=sfb.container,
-        a_major=a.major,
-        b_major=b.major,
-        c_major=c.major,
-        sfa_form=sfa.major,
-        sfb_form=sfb.major,
-        c_store="tma" if c.tma else "direct",
+    if not signature.has(scale_name):
+        return made
+    scale, vec = signature.operand(scale_name), signature.attribute("sf_vec_size")
+    return replace(
+        made,
+        scale=scale.dtype,
+        sf_vec=vec[side] if isinstance(vec, tuple) else vec,
+        sf_container=scale.container,
+        sf_form=scale.major,
+    )
+
+
+def product_of(problem: Problem) -> Product:
+    """A B^T of a bound problem, with the tile that its extents call for."""
+    signature = problem.signature
+    product = Product(
+        side_of(signature, 0),
+        side_of(signature, 1),
         # JAX batches may mix extents of 1 and L, so they count as batched always.
         batched=problem.dims["L"] != 1 or signature.attribute("batch") == "outer",
         batch=signature.attribute("batch"),
-        amax=signature.attribute("amax"),
-        tile=choose_tile(problem),
+        glu=dict(signature.attributes).get("glu_layout"),
     )
+    outputs = [p for p in signature.operands if p.name in ("c_tensor", "d_tensor", "ab12_tensor")]
+    tile, split = choose_tile(product, problem.dims, all(plan.tma for plan in outputs))
+    return replace(product, tile=tile, split=split)
+
+
+def amax_config(problem: Problem) -> GemmAmaxConfig:
+    """The kernel configuration of a bound problem of GEMM + amax."""
+    c = problem.signature.operand("c_tensor")
+    return GemmAmaxConfig(
+        product_of(problem),
+        c_dtype=c.dtype,
+        c_container=c.container,
+        c_major=c.major,
+        c_store="tma" if c.tma else "direct",
+        amax=problem.signature.attribute("amax"),
+    )
+
+
+def why_not(problem: Problem) -> str | None:
+    """The reason why no kernel multiplies the operands of a problem, or None."""
+    product = product_of(problem)
+    if product.glu == "concatenated" and problem.dims["N"] % 64:
+        return f"halves of N = {problem.dims['N']} columns are not made of whole groups of 32"
+    return product.why_not()
+
+
+def fused_config(problem: Problem) -> FusedConfig:
+    """The kernel configuration of a bound problem of a product with an activation."""
+    signature = problem.signature
+    plans = {plan.name.removesuffix("_tensor"): plan for plan in signature.operands}
+    tiles = tuple(
+        (name, Stored(p.dtype, p.container, p.major, "tma" if p.tma else "direct"))
+        for name, p in plans.items()
+        if name in ("ab12", "c", "d")
+    )
+    scales = plans.get("sfc") or plans.get("sfd")
+    out_format = None
+    if scales is not None:
+        out_format = signature.attribute("out_format") or "mxfp8"
+        if dict(tiles)[scales.name[2]].dtype == "float8_e5m2":
+            out_format = "mxfp8_e5m2"
+    per_batch = "amax" in plans and signature.attribute("amax") == "per_batch"
+    return FusedConfig(
+        signature.op.rpartition("/")[2],
+        product_of(problem),
+        tuple(plans),
+        tiles,
+        "per_batch" if per_batch else "global",
+        out_format,
+        "logical" if scales is None else scales.major,
+    )
+
+
+def fused_workspaces(problem: Problem) -> tuple[Workspace, ...]:
+    """Scratch memory of `workspaces`; partial sums of rows come last, for dprob."""
+    made = workspaces(problem)
+    if not problem.signature.has("dprob_tensor"):
+        return made
+    m, n, batches = (problem.dims[symbol] for symbol in "MNL")
+    tile = product_of(problem).tile
+    return (*made, Workspace(4 * m * row_parts(tile, n) * batches))
+
+
+def row_parts(tile: TileConfig, n: int) -> int:
+    """Partial sums of a row of n columns: RowSum's."""
+    return -(-n // tile.bn) * (tile.sharers if tile.orientation == "swapped" else 1)
+
+
+def fused_source(plan: Plan) -> KernelSource:
+    """What the compile cache needs to build the kernel of a product with an activation."""
+
+    def build():
+        from . import fused
+
+        return fused.kernel(plan.config), fused.fake_args(plan.config), ""
+
+    return KernelSource(f"gemm_{plan.config.op}", key=plan, build=build, sources=DEVICE_CODE)
+
+
+def workspaces(problem: Problem) -> tuple[Workspace, ...]:
+    """Scratch memory of a product, as config.scratch names it."""
+    m, n, k, batches = (problem.dims[symbol] for symbol in "MNKL")
+    product = product_of(problem)
+    expanded = sum(
+        expanded_bytes(rows, k, batches, target)
+        for rows, target in zip((m, n), product.treatments, strict=True)
+        if target is not None
+    )
+    walkers = device_info(problem.device.index or 0).sm_count if product.split else 0
+    sizes = {
+        "expanded": Workspace(expanded),
+        "partials": Workspace(partial_bytes(product.tile, walkers)),
+        "flags": Workspace(flag_bytes(product.tile, walkers), zeroed=True),
+    }
+    return tuple(sizes[name] for name in scratch(product))
 
 
 # The tensor core truncates each sum it adds to, so long contractions drift towards zero; beyond this length the
 # partial sums are promoted. At K = 8192 the relative error stays below 1e-5 without it.
 LONGEST_PLAIN_K = 8192
-PROMOTED = TileConfig(bm=128, bn=128, promote_k=4096)
-# From the fastest on large outputs to the one that makes most tiles of small ones.
-TILES = (TileConfig(), TileConfig(bm=128, bn=128), TileConfig(bm=128, bn=64))
 # Fewer tiles than this leave too many multiprocessors idle (an H200 has 132).
 ENOUGH_TILES = 100
 
 
-def choose_tile(problem: Problem) -> TileConfig:
-    """The tile from the extents: one of four, so that no extent alone costs many compiles."""
-    m, n, k, batches = (problem.dims[symbol] for symbol in "MNKL")
-    if k > LONGEST_PLAIN_K:
-        return PROMOTED
-    for tile in TILES:
-        if -(-m // tile.bm) * -(-n // tile.bn) * batches >= ENOUGH_TILES:
-            return tile
-    return TILES[-1]
+def swapped(bm: int, bn: int, stages: int, raw_stages: int, **more) -> TileConfig:
+    """A tile for decoded weights: bn of them, and bm rows of activations."""
+    return TileConfig(
+        bm=bm, bn=bn, orientation="swapped", stages=stages, raw_stages=raw_stages, **more
+    )
 
 
-def block_scaled_source(plan: Plan) -> KernelSource:
-    """What the compile cache needs to build the kernel of a plan."""
+# (tile, units that stream-K gives a block at least, or None). For decoded weights, by rows of activations: where they
+# are few, all that counts is that every multiprocessor always has many bytes of weights on their way.
+FEW_ROWS = tuple(
+    (swapped(bm, bn, *stages, promote_k=4096, warpgroups=warpgroups), 4)
+    for bm, bn, stages, warpgroups in (
+        (16, 128, (12, 10), 2),
+        (32, 128, (10, 8), 2),
+        (64, 256, (8, 7), 4),
+        (128, 128, (5, 5), 2),
+    )
+)
+MANY_ROWS = (swapped(256, 128, 5, 3), None)
+DECODED = (*FEW_ROWS, MANY_ROWS)
+# K elements after which sums are promoted: a stage of each type that the tensor core multiplies.
+STAGE_K = {None: 128, "float32": 32}
+# Sums of a thread that leave the epilogues of this family enough registers: with 192 they all spill.
+EPILOGUE_SUMS = 128
+
+
+def choose_tile(
+    product: Product, dims: Mapping[str, int], staged: bool
+) -> tuple[TileConfig, int | None]:
+    """(tile, split) from the extents: one of few, so that no extent alone costs many compiles.
+
+    staged: whether outputs go through shared memory; addresses of single elements take the registers that the largest
+    tile has not.
+    """
+    m, n, k, batches = (dims[symbol] for symbol in "MNKL")
+    long = k > LONGEST_PLAIN_K
+    if product.decodes:
+        large, _ = MANY_ROWS
+        plenty = -(-m // large.bm) * -(-n // large.bn) * batches >= ENOUGH_TILES
+        if m > FEW_ROWS[-1][0].bm and plenty and staged and not long:
+            return MANY_ROWS
+        return next((few for few in FEW_ROWS if m <= few[0].bm), FEW_ROWS[-1])
+    # FP8 products are promoted always.
+    promote_k = STAGE_K.get(product.meeting, 64) if long or product.meeting is None else None
+    rule = choose(rules_for(promote_k, EPILOGUE_SUMS), m, n, k, batches)
+    return rule.tile, rule.split
+
+
+def amax_source(plan: Plan) -> KernelSource:
+    """What the compile cache needs to build the kernel of a plan of GEMM + amax."""
 
     def build():
         from . import block_scaled
@@ -93,14 +236,14 @@ def block_scaled_source(plan: Plan) -> KernelSource:
 def examples(contract: Contract, everything: bool) -> Iterator[tuple[str, Problem]]:
     """(label, problem) to compile ahead: every recipe, the usual outputs, torch's and JAX's views of scales."""
     outputs = ["float32", "bfloat16", "float16"]
-    extents = [(8192, 8192, 8192), (1024, 1024, 1024)]
+    extents = [(8192, 8192, 8192), (64, 8192, 8192), (16, 8192, 8192)]
     majors = [("k", "k", "n")]
     forms = ["logical"]
     if everything:
         outputs += ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"]
         majors = list(product("km", "kn", "nm"))
         forms = ["logical", "physical"]
-        extents += [(2048, 1024, 1024), (8192, 8192, 16384)]
+        extents += [(32, 8192, 8192), (128, 8192, 8192)]
     for (name, recipe), c, major, form, extent in product(
         RECIPES.items(), outputs, majors, forms, extents
     ):
@@ -109,9 +252,64 @@ def examples(contract: Contract, everything: bool) -> Iterator[tuple[str, Proble
             continue
         a, b, o = major
         problem = example(contract, recipe, c, major, form, extent)
-        tile = choose_tile(problem)
+        tile = product_of(problem).tile
         shape = f"{tile.bm}x{tile.bn}" + (", promoted" if tile.promote_k else "")
         yield f"{name} {a}{b} -> {c} {o}-major, {form} scales, tile {shape}", problem
+
+
+# (format of A, format of B): what people run, by the names that formats have here; others are dtypes.
+USUAL_SIDES = (
+    ("bfloat16", "bfloat16"),
+    ("float8_e4m3fn", "float8_e4m3fn"),
+    ("mxfp8", "mxfp8"),
+    ("nvfp4", "nvfp4"),
+    ("bfloat16", "mxfp8"),
+    ("bfloat16", "mxfp4"),
+    ("bfloat16", "nvfp4"),
+)
+
+
+def fused_examples(contract: Contract, everything: bool) -> Iterator[tuple[str, Problem]]:
+    """(label, problem) of products with an activation to compile ahead: the usual operands, BF16 and MXFP8 results."""
+    sides = USUAL_SIDES
+    if everything:
+        sides = tuple(product((*(s[0] for s in USUAL_SIDES[:2]), *RECIPES), repeat=2))
+    shapes = [(8192, 8192, 8192), (16, 8192, 8192)]
+    for (a, b), shape, out in product(sides, shapes, (None, "mxfp8")):
+        problem = fused_example(contract, a, b, shape, out)
+        tile = product_of(problem).tile
+        label = f"{a} x {b} -> {out or 'bfloat16'}, tile {tile.bm}x{tile.bn}"
+        yield label, problem
+
+
+def fused_example(
+    contract: Contract,
+    a: str,
+    b: str,
+    shape: tuple[int, int, int] = (8192, 8192, 8192),
+    out_format: str | None = None,
+    form: str = "logical",
+    **attributes,
+) -> Problem:
+    """A problem of a product with an activation, bound without arrays; K-major operands, BF16 unless said."""
+    m, n, k = shape
+    vecs, descs = [], {}
+    for name, format, rows in (("a", a, m), ("b", b, n)):
+        element, scale, vec = RECIPES.get(format, (format, None, 16))
+        vecs.append(vec)
+        descs[f"{name}_tensor"] = _matrix(f"{name}_tensor", element, (rows, k), False)
+        if scale is not None:
+            descs[f"sf{name}_tensor"] = _scales(f"sf{name}_tensor", scale, rows, k, vec, form)
+    descs["prob_tensor"] = TensorDesc.of("float32", (m, 1, 1), None, "cuda:0", "prob_tensor")
+    descs["c_tensor"] = _matrix("c_tensor", "bfloat16", (m, n), False)
+    named = {"sf_vec_size": tuple(vecs), "out_format": out_format}
+    element = {None: "bfloat16", "mxfp8": "float8_e4m3fn"}.get(out_format, "float4_e2m1fn")
+    for attribute in contract.attributes:
+        if attribute.name in ("c_dtype", "d_dtype", "ab12_dtype"):
+            named[attribute.name] = "bfloat16"
+    named["d_dtype" if "d_dtype" in named else "c_dtype"] = element
+    given = [descs.get(operand.name) for operand in contract.inputs]
+    return contract.bind(given, named | attributes)
 
 
 def example(

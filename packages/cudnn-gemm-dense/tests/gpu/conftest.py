@@ -1,8 +1,10 @@
 """The gpu tier compiles what its cases need before the first test, many kernels at once."""
 
 import os
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,9 @@ from cudnn_core.testing.precompile import compile_plans, plan_of
 from cudnn_core.testing.tiers import why_no_hopper
 
 OP_MODULE = "cudnn_gemm_dense.amax"
+
+# For `fused_cases`, which tests of this folder share.
+sys.path.insert(0, str(Path(__file__).parent))
 
 # torch and JAX share one device here; read when JAX first touches it.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -32,15 +37,21 @@ def kernels(request):
     """Every `case` parameter of the collected gpu tests, compiled into the disk cache."""
     if why_no_hopper():
         return
-    plans = set()
+    plans, fused = set(), set()
     for item in request.session.items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         if not item.get_closest_marker("gpu"):
             continue
-        for case in filter(lambda value: isinstance(value, Case), parameters.values()):
-            plans |= plans_of(case, batched="jax" in item.path.name)
+        for case in parameters.values():
+            if isinstance(case, Case):
+                plans |= plans_of(case, batched="jax" in item.path.name)
+            elif hasattr(case, "plans"):
+                fused |= case.plans()
     start = time.perf_counter()
     errors = compile_plans(OP_MODULE, sorted(plans, key=repr))
+    # Any op of the package makes the kernels of all: a plan holds which.
+    errors += compile_plans("cudnn_gemm_dense.swiglu", sorted(fused, key=repr))
+    plans |= fused
     seconds = time.perf_counter() - start
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():

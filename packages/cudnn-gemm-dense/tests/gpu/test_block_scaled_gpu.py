@@ -10,17 +10,22 @@ import numpy as np
 import pytest
 
 from cudnn_core.hopper.tile import TileConfig
+from cudnn_core.hopper.workspace import expanded_bytes, flag_bytes, partial_bytes
 from cudnn_core.testing import gemm
-from cudnn_gemm_dense.config import BlockScaledGemm
+from cudnn_gemm_dense.config import GemmAmaxConfig, Product, Side, scratch
+from cudnn_gemm_dense.kernels import FEW_ROWS, MANY_ROWS, swapped
 
 pytestmark = pytest.mark.gpu
 
 TILES = {
-    "256x128": TileConfig(),
-    "128x128": TileConfig(bm=128),
-    "128x128 promoted": TileConfig(bm=128, promote_k=128),
-    "128x64": TileConfig(bm=128, bn=64),
-    "64x64": TileConfig(bm=64, bn=64, warpgroups=1),
+    "256x128": MANY_ROWS,
+    "128x128": (swapped(128, 128, 5, 5), None),
+    "128x128 promoted": (swapped(128, 128, 5, 5, promote_k=128), None),
+    "64x128": (swapped(64, 128, 8, 8), None),
+    **{f"{few.bm} rows in streams": (few, 1) for few, _ in FEW_ROWS},
+    "64x256": (swapped(64, 256, 6, 5), None),
+    "64x64": (swapped(64, 64, 8, 8, warpgroups=1), None),
+    "a cluster of 256x128": (swapped(256, 128, 4, 4, cluster=(1, 2)), None),
 }
 
 
@@ -34,27 +39,52 @@ def compiled(config):
     ).call
 
 
-def config_of(case, **changes):
+def config_of(case, tile=None, split=None, forms="logical", **changes):
+    """The case's configuration; changes: of the fields of GemmAmaxConfig, or `batch`."""
     recipe = case.format
-    config = BlockScaledGemm(
-        recipe.element,
-        recipe.element,
-        recipe.scale,
-        recipe.vec,
-        c_dtype=case.c_dtype,
-        a_major=case.a_major,
-        b_major="n" if case.b_major == "n" else "k",
-        c_major=case.c_major,
-        batched=case.l > 1,
+    a, b = (
+        Side(
+            recipe.element,
+            recipe.scale,
+            recipe.vec,
+            "k" if major == "k" else "mn",
+            sf_form=forms,
+        )
+        for major in (case.a_major, case.b_major)
     )
+    product = Product(
+        a, b, case.l > 1, changes.pop("batch", "last"), split, changes.pop("glu", None)
+    )
+    if tile is None:
+        tile = MANY_ROWS[0] if product.decodes else TileConfig(bm=128, bn=128)
+    config = GemmAmaxConfig(replace(product, tile=tile), c_dtype=case.c_dtype, c_major=case.c_major)
     return replace(config, **changes)
+
+
+def workspaces(product, case, blocks):
+    """Scratch memory, poisoned, and the flags in it, which must be zero before and after."""
+    torch = pytest.importorskip("torch")
+    extents = zip((case.m, case.n), product.treatments, strict=True)
+    expanded = sum(expanded_bytes(x, case.k, case.l, to) for x, to in extents if to is not None)
+    sizes = {
+        "expanded": expanded,
+        "partials": partial_bytes(product.tile, blocks),
+        "flags": flag_bytes(product.tile, blocks),
+    }
+    made = {
+        name: torch.full((sizes[name],), 0xFF, dtype=torch.uint8, device="cuda")
+        for name in scratch(product)
+    }
+    if "flags" in made:
+        made["flags"].zero_()
+    return made
 
 
 def run(data, blocks=132, outer=False, **changes):
     """(C as (L, M, N) float64, amax as an array) of one call."""
     torch = pytest.importorskip("torch")
     case = data.case
-    call = compiled(config_of(case, **changes))
+    config = config_of(case, **changes)
     a, b, sfa, sfb = data.inputs("cuda")
     guarded = gemm.Guarded(case, "cuda")
     c = guarded.tensor
@@ -62,9 +92,13 @@ def run(data, blocks=132, outer=False, **changes):
     if outer:
         a, b, c = (x.permute(2, 0, 1) for x in (a, b, c))
         amax = torch.full((case.l, 1, 1), float("-inf"), device="cuda")
-    call(a, b, sfa, sfb, c, amax, blocks, torch.cuda.current_stream().cuda_stream)
+    space = workspaces(config.product, case, blocks)
+    stream = torch.cuda.current_stream().cuda_stream
+    compiled(config)(a, b, sfa, sfb, c, amax, *space.values(), blocks, stream)
     torch.cuda.synchronize()
     guarded.assert_guards()
+    if "flags" in space:
+        assert not space["flags"].any()
     return gemm.values(guarded.tensor, case.c_dtype), gemm.host(amax).ravel()
 
 
@@ -100,7 +134,21 @@ def test_every_element_code_with_every_scale_code(recipe, side, specials):
 def test_each_tile_with_many_items_for_a_block(tile, recipe):
     """Three blocks walk all tiles: rings, staging and accumulators are used again and again."""
     data = gemm.exact(gemm.Case(520, 200, 288, 2, recipe=recipe))
-    c, amax = run(data, blocks=3, tile=TILES[tile])
+    config, split = TILES[tile]
+    c, amax = run(data, blocks=3 * config.blocks, tile=config, split=split)
+    np.testing.assert_array_equal(c, data.expected())
+    np.testing.assert_array_equal(amax, [data.amax()])
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp4_16", "nvfp4"])
+@pytest.mark.parametrize("tile", ["256x128", "64 rows in streams", "64x256", "64x64"])
+@pytest.mark.parametrize("n", [64, 192, 448, 832])
+@pytest.mark.parametrize("glu", ["interleaved", "concatenated"])
+def test_glu_pairs_meet_in_a_thread_and_leave_c_as_it_is(glu, n, tile, recipe):
+    """Halves that begin anywhere in a scale atom; NaN scales in the padding."""
+    data = gemm.exact(gemm.Case(72, n, 288, 2, recipe=recipe))
+    config, split = TILES[tile]
+    c, amax = run(data, blocks=5, tile=config, split=split, glu=glu)
     np.testing.assert_array_equal(c, data.expected())
     np.testing.assert_array_equal(amax, [data.amax()])
 
@@ -110,8 +158,7 @@ def test_batch_outermost_with_amax_per_batch(recipe):
     case = gemm.Case(300, 160, 224, 3, recipe=recipe, scale_view="physical")
     data = gemm.exact(case)
     changes = {"batch": "outer", "amax": "per_batch"}
-    forms = {"sfa_form": "physical", "sfb_form": "physical"}
-    c, amax = run(data, blocks=5, outer=True, **changes, **forms)
+    c, amax = run(data, blocks=5, outer=True, forms="physical", **changes)
     np.testing.assert_array_equal(c, data.expected())
     np.testing.assert_array_equal(amax, np.abs(data.accumulator()).max(axis=(1, 2)))
 

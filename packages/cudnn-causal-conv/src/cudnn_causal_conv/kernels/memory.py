@@ -11,8 +11,8 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
-from cudnn_core.formats.kernels.convert import permute_bytes, widen
 from cudnn_core.hopper.bits import round_pair
+from cudnn_core.hopper.convert import permute_bytes, widen
 
 from .config import ELEMENT_BYTES, VECTOR_BYTES
 

@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cutlass_dsl import select_
 
-from cudnn_core.formats.kernels.convert import keep
+from cudnn_core.hopper.convert import keep
 
 from . import arithmetic, memory
 from .config import CHUNK, WIDEST_UNROLLED

@@ -182,13 +182,13 @@ class Adapter(abc.ABC):
 
     def launcher(
         self, executable: Callable[..., None], device: Device, scalars: tuple[Any, ...] = ()
-    ) -> Callable[[Sequence[Any], Any], None]:
-        """launch(arrays, stream): executable(*arrays, *scalars, handle) with `device` current."""
+    ) -> Callable[..., None]:
+        """launch(arrays, stream, numbers=()): executable(*arrays, *numbers, *scalars, handle), `device` current."""
 
-        def launch(arrays: Sequence[Any], stream: Any) -> None:
+        def launch(arrays: Sequence[Any], stream: Any, numbers: Sequence[float] = ()) -> None:
             handle = self.stream_handle(stream, device)
             with self.guard(device):
-                executable(*arrays, *scalars, handle)
+                executable(*arrays, *numbers, *scalars, handle)
 
         return launch
 

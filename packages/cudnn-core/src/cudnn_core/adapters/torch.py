@@ -188,23 +188,23 @@ class TorchAdapter(Adapter):
 
     def launcher(
         self, executable: Callable[..., None], device: Device, scalars: tuple[Any, ...] = ()
-    ) -> Callable[[tuple[Any, ...], Any], None]:
+    ) -> Callable[..., None]:
         # The warm path of every CUDA call: bound functions, a context manager only when needed, one tuple of arguments.
         index, current_device = device.index, torch._C._cuda_getDevice
         current_stream = torch._C._cuda_getCurrentRawStream
         tails = {0: (*scalars, 0)}
 
-        def launch(arrays: tuple[Any, ...], stream: Any) -> None:
+        def launch(arrays: tuple[Any, ...], stream: Any, numbers: tuple[float, ...] = ()) -> None:
             if stream is None:
                 handle = current_stream(index)
             else:
                 handle = self.stream_handle(stream, device)
             tail = tails.get(handle) or (*scalars, handle)
             if current_device() == index and hasattr(_thread, "has_context"):
-                executable(*(arrays + tail))
+                executable(*(arrays + numbers + tail))
                 return
             with self.guard(device):
-                executable(*(arrays + tail))
+                executable(*(arrays + numbers + tail))
 
         return launch
 

@@ -26,7 +26,7 @@ _COLUMNS = (
     Column("error", right=True),
     Column("also"),
     Column("time", right=True),
-    Column("TFLOP/s", spare=True, right=True),
+    Column("TFLOP/s", right=True, spare=True),
 )
 
 

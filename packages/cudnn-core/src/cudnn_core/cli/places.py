@@ -56,6 +56,10 @@ class Place(ABC):
         """x (1 + erf(x / sqrt 2)) / 2 in float32."""
 
     @abstractmethod
+    def silu(self, array: Any) -> Any:
+        """x / (1 + exp(-x))."""
+
+    @abstractmethod
     def seconds(self, call: Callable[[], Any], repeat: int) -> float:
         """Median time of one call, after warm-up."""
 
@@ -89,6 +93,10 @@ class Host(Place):
 
     def gelu(self, array: np.ndarray) -> np.ndarray:
         return gelu(array)
+
+    def silu(self, array: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            return array / (1 + np.exp(-array))
 
     def seconds(self, call: Callable[[], Any], repeat: int) -> float:
         call()
@@ -139,6 +147,9 @@ class TorchCuda(Place):
 
     def gelu(self, array: Any) -> Any:
         return self._torch.nn.functional.gelu(array)
+
+    def silu(self, array: Any) -> Any:
+        return self._torch.nn.functional.silu(array)
 
     def seconds(self, call: Callable[[], Any], repeat: int) -> float:
         cuda = self._torch.cuda

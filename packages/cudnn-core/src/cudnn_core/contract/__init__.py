@@ -6,23 +6,36 @@ May import dtypes, tensor_desc and errors; never a framework, an engine or a ker
 """
 
 from .arrays import Array
-from .attributes import Attribute, choice, dtype_attribute, tile_hint
-from .contract import Contract, Problem, Signature
+from .attributes import Attribute, Number, block_sizes, choice, dtype_attribute, tile_hint
+from .contract import Contract, Derived, Problem, Signature
 from .dims import Dims
-from .operands import Matrix, Operand, OperandPlan, ScalarTensor, ScaleFactor
+from .operands import (
+    Column,
+    Matrix,
+    Operand,
+    OperandPlan,
+    OutputScale,
+    ScalarTensor,
+    ScaleFactor,
+)
 
 __all__ = [
     "Array",
     "Attribute",
+    "Column",
     "Contract",
+    "Derived",
     "Dims",
     "Matrix",
+    "Number",
     "Operand",
     "OperandPlan",
+    "OutputScale",
     "Problem",
     "ScalarTensor",
     "ScaleFactor",
     "Signature",
+    "block_sizes",
     "choice",
     "dtype_attribute",
     "tile_hint",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..dtypes import DType
 from ..errors import axes, mismatch, one_of
@@ -39,6 +39,8 @@ class Array(Operand):
     strides where those leave no gap; otherwise `order` lists its axes, innermost first (row-major when empty).
     empty_from: the input whose content the output has when the problem is empty; zeros without such an input.
     """
+
+    aligned_base: ClassVar[bool] = False
 
     dtypes: tuple[DType, ...] = ()
     dtype_of: str = ""

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import mismatch
 from ..tensor_desc import Device, TensorDesc
-from .attributes import Attribute
+from .attributes import Attribute, Number
 from .dims import Dims
 from .operands import Operand, OperandPlan
 
@@ -23,6 +23,7 @@ class Signature:
     op: str
     operands: tuple[OperandPlan, ...]
     attributes: tuple[tuple[str, Hashable], ...]
+    numbers: tuple[str, ...] = ()
 
     def operand(self, name: str) -> OperandPlan:
         """The plan of the operand called `name`; KeyError if it is absent."""
@@ -35,9 +36,10 @@ class Signature:
         """Whether the operand called `name` is present."""
         return any(plan.name == name for plan in self.operands)
 
-    def named(self, arrays: Sequence[Any]) -> dict[str, Any]:
-        """An executable's arrays, those of the operands that are present, by operand name."""
-        return {plan.name: x for plan, x in zip(self.operands, arrays, strict=True)}
+    def named(self, arguments: Sequence[Any]) -> dict[str, Any]:
+        """An executable's arrays, those of the operands that are present, and its numbers, by name."""
+        names = (*(plan.name for plan in self.operands), *self.numbers)
+        return dict(zip(names, arguments, strict=True))
 
     def attribute(self, name: str) -> Any:
         """The value of the attribute called `name`."""
@@ -65,12 +67,22 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Derived:
+    """An extent that follows from another one: `symbol` = function(`base`). The inputs bind `base`."""
+
+    symbol: str
+    base: str
+    function: Callable[[int], int]
+
+
+@dataclass(frozen=True)
 class Contract:
     """One operation. `name` is `family/stem`; operands stand in call order, outputs last.
 
     The first operand is always present: its type says which framework a call belongs to.
 
     rules: functions of (signature, dims) that raise ValueError or NotImplementedError for combinations.
+    numbers: what a call gives at run time beside its tensors. derived: extents of outputs that no input has.
     early: functions of (names of the tensors that are given, attributes) that do so before any tensor is looked at.
     aliases(given names): symbols that are another name of a symbol in such a call.
     vital: the symbols whose extent of 0 makes a problem empty; all of them when there is none.
@@ -81,6 +93,8 @@ class Contract:
     operands: tuple[Operand, ...]
     attributes: tuple[Attribute, ...]
     rules: tuple[Callable[[Signature, Mapping[str, int]], None], ...] = ()
+    numbers: tuple[Number, ...] = ()
+    derived: tuple[Derived, ...] = ()
     early: tuple[Callable[[frozenset[str], Mapping[str, Any]], None], ...] = ()
     aliases: Callable[[frozenset[str]], Mapping[str, str]] = lambda given: {}
     vital: tuple[str, ...] = ()
@@ -107,11 +121,19 @@ class Contract:
     @property
     def outputs_vary(self) -> bool:
         """Whether calls without given outputs make more of them or fewer, as conditions say."""
-        return any(o.when is not None for o in self.outputs)
+        return any(o.when is not None or o.by_default is not None for o in self.outputs)
 
     def parse_attributes(self, values: Mapping[str, Any]) -> dict[str, Hashable]:
         """Canonical attribute values; the names are those of the public parameters."""
         return {a.name: a.parse(values.get(a.name, a.default), a.name) for a in self.attributes}
+
+    def parse_numbers(self, values: Sequence[Any]) -> tuple[float, ...]:
+        """Run-time numbers in contract order; missing trailing ones take their defaults."""
+        given = len(values)
+        return tuple(
+            number.parse(values[i]) if i < given else number.default
+            for i, number in enumerate(self.numbers)
+        )
 
     def selecting(self, parsed: Mapping[str, Hashable]) -> dict[str, Hashable]:
         """The parsed attributes that are in the signature: those that do more than shape an output."""
@@ -139,6 +161,8 @@ class Contract:
             plans.append(plan)
 
         for operand, desc in zip(operands, descs, strict=True):
+            if operand.output:
+                self._derive(dims)
             applies = operand.applies(kept, dtypes)
             if desc is not None:
                 if not applies:
@@ -149,14 +173,21 @@ class Contract:
                 raise ValueError(mismatch(operand.name, "a tensor", "None"))
         device = next(desc.device for desc in descs if desc is not None)
         if operands is not self.operands:
+            self._derive(dims)
             for operand in self.outputs:
                 desc = None
-                if operand.applies(kept, dtypes):
+                if operand.is_made(parsed, kept, dtypes):
                     desc = operand.make(dims, parsed, device, bound)
                     add(operand, desc)
                 made.append(desc)
-        signature = Signature(self.name, tuple(plans), tuple(kept.items()))
+        numbers = tuple(number.name for number in self.numbers)
+        signature = Signature(self.name, tuple(plans), tuple(kept.items()), numbers)
         for rule in self.rules:
             rule(signature, dims)
         every = (*descs, *made)
         return Problem(signature, dims.extents(), device, every, tuple(made), self.vital)
+
+    def _derive(self, dims: Dims) -> None:
+        for derived in self.derived:
+            extent = derived.function(dims[derived.base])
+            dims.bind(derived.symbol, extent, dims.source(derived.base))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ..dtypes import FLOAT4_E2M1FN, FLOAT8_E8M0FNU, FLOAT32, INT8, UINT8, DType
 from ..errors import axes, mismatch, one_of
@@ -36,9 +36,15 @@ class Operand:
     when(attributes, dtypes) says whether the operand applies to a call at all; one that does not is None. It sees the
     attributes that are in the signature, and the logical dtype names of the operands that stand before this one and
     are present. Extents and layouts decide nothing, so that a graph can tell from its constants which tensors exist.
-    An output that applies is always made for a caller who passes none; only a class may leave out an optional one.
+    An output that applies is made for a caller who passes none, unless by_default(attributes, dtypes) says no; it sees
+    all attributes. Only a class may leave out, or give, what is optional.
     A `mutated` input is read and then written in place; where arrays are immutable, its new content is a result.
+
+    shared: whether executables take an array of one batch for every batch of a call that `jax.vmap` makes.
     """
+
+    # Whether the executable counts on a 16-byte aligned base address.
+    aligned_base: ClassVar[bool] = True
 
     name: str
     dims: tuple[str, ...]
@@ -47,6 +53,8 @@ class Operand:
     mutated: bool = False
     meaning: str = ""
     when: Callable[[Mapping[str, Any], Mapping[str, str]], bool] | None = None
+    by_default: Callable[[Mapping[str, Any], Mapping[str, str]], bool] | None = None
+    shared: bool = True
 
     @property
     def may_be_absent(self) -> bool:
@@ -56,6 +64,16 @@ class Operand:
     def applies(self, attributes: Mapping[str, Any], dtypes: Mapping[str, str]) -> bool:
         """Whether the operand belongs to a call with these attributes and earlier operands."""
         return self.when is None or bool(self.when(attributes, dtypes))
+
+    def is_made(
+        self,
+        attributes: Mapping[str, Any],
+        selecting: Mapping[str, Any],
+        dtypes: Mapping[str, str],
+    ) -> bool:
+        """Whether a caller who passes no outputs gets this one: it is wanted, and applies."""
+        wanted = self.by_default is None or bool(self.by_default(attributes, dtypes))
+        return wanted and self.applies(selecting, dtypes)
 
     def logical(self, dtype: DType) -> DType:
         """What an array of this dtype is taken for."""
@@ -260,18 +278,20 @@ class ScaleFactor(Operand):
 
     `dims` are (rows, contraction, batch). Two views of the same bytes are accepted: "logical"
     (32, 4, R, 4, Q, L) and "physical" (L, R, Q, 32, 4, 4), with R = ceil(rows/128), Q = ceil(contraction/(4*vec)).
-    int8 passes for E8M0 where `int8_is_e8m0`.
+    int8 passes for E8M0 where `int8_is_e8m0`. The attribute `vec_from` is a block length, or a pair of which this
+    operand takes that of its `side`.
     """
 
     dtypes: tuple[DType, ...] = ()
     vec_from: str = "sf_vec_size"
+    side: int = 0
     int8_is_e8m0: bool = False
 
     def logical(self, dtype: DType) -> DType:
         return FLOAT8_E8M0FNU if dtype is INT8 else dtype
 
     def bind(self, desc: TensorDesc, dims: Dims, attributes: Mapping[str, Any]) -> OperandPlan:
-        allowed = _named(self.dtypes) | ({"int8": INT8} if self.int8_is_e8m0 else {})
+        allowed = _named(self.legal(attributes)) | ({"int8": INT8} if self.int8_is_e8m0 else {})
         hint = "a view of the bytes as a scale dtype is free" if desc.dtype is UINT8 else ""
         _check_dtype(desc.dtype, allowed, desc.name or self.name, hint)
         atoms_r, atoms_q, batch = self.atoms(dims, attributes)
@@ -287,11 +307,24 @@ class ScaleFactor(Operand):
         dtype = self.logical(desc.dtype)
         return OperandPlan(self.name, dtype.name, "int8" if desc.dtype is INT8 else "native", form)
 
+    def legal(self, attributes: Mapping[str, Any]) -> tuple[DType, ...]:
+        """The dtypes that these attributes allow."""
+        return self.dtypes
+
+    def vec(self, attributes: Mapping[str, Any]) -> int:
+        """Elements that share a scale."""
+        value = attributes[self.vec_from]
+        return value[self.side] if isinstance(value, tuple) else value
+
+    @property
+    def vec_text(self) -> str:
+        """What messages call the block length."""
+        return self.vec_from
+
     def atoms(self, dims: Mapping[str, int], attributes: Mapping[str, Any]):
         """(R, Q, L)."""
         rows, contraction, batch = (dims[symbol] for symbol in self.dims)
-        blocks = -(-contraction // attributes[self.vec_from])
-        return -(-rows // ATOM_ROWS), -(-blocks // ATOM_BLOCKS), batch
+        return -(-rows // ATOM_ROWS), _block_atoms(contraction, self.vec(attributes)), batch
 
     @staticmethod
     def strides(shape: tuple[int, ...], physical: bool) -> tuple[int, ...]:
@@ -312,11 +345,11 @@ class ScaleFactor(Operand):
 
     def _message(self, desc: TensorDesc, logical, physical, dims, attributes) -> str:
         rows, contraction, _ = self.dims
-        vec = attributes[self.vec_from]
+        vec = self.vec(attributes)
         expected = (
             f"shape {logical} with strides {self.strides(logical, False)} or contiguous shape "
             f"{physical} ({rows} = {dims[rows]}, {contraction} = {dims[contraction]}, "
-            f"{self.vec_from} = {vec})"
+            f"{self.vec_text} = {vec})"
         )
         shape = tuple(desc.shape)
         got = f"shape {shape} with strides {tuple(desc.stride)}"
@@ -326,23 +359,97 @@ class ScaleFactor(Operand):
             hint = "cudnn.pack_scales makes this layout from plain scales"
         else:
             other = 16 if vec == 32 else 32
-            _, atoms_q, _ = self.atoms(dims, {self.vec_from: other})
+            atoms_q = _block_atoms(dims[contraction], other)
             fits = atoms_q in (shape[4], shape[2]) and atoms_q not in (logical[4], physical[2])
-            hint = f"these look like scales for {self.vec_from} = {other}" if fits else ""
+            hint = f"these look like scales for {self.vec_text} = {other}" if fits else ""
         return mismatch(desc.name or self.name, expected, got, hint)
+
+
+def _block_atoms(contraction: int, vec: int) -> int:
+    return -(-contraction // (ATOM_BLOCKS * vec))
+
+
+@dataclass(frozen=True)
+class OutputScale(ScaleFactor):
+    """Block scales that an operation writes beside a quantized output, padding included.
+
+    formats: value of the attribute `vec_from` -> (scale dtype, block length). The attribute `view_from` says which
+    view of the bytes a caller gets who passes none: "logical", or "physical" where arrays have no strides (JAX).
+    """
+
+    formats: Mapping[Any, tuple[DType, int]] = field(default_factory=dict, hash=False)
+    view_from: str = "scale_view"
+
+    def legal(self, attributes: Mapping[str, Any]) -> tuple[DType, ...]:
+        return (self.formats[attributes[self.vec_from]][0],)
+
+    def vec(self, attributes: Mapping[str, Any]) -> int:
+        return self.formats[attributes[self.vec_from]][1]
+
+    @property
+    def vec_text(self) -> str:
+        return "the block length"
+
+    def describe(self, dims: Mapping[str, int], attributes: Mapping[str, Any], device: Device):
+        atoms_r, atoms_q, batch = self.atoms(dims, attributes)
+        physical = attributes.get(self.view_from) == "physical"
+        shape = (32, 4, atoms_r, 4, atoms_q, batch)
+        if physical:
+            shape = (batch, atoms_r, atoms_q, 32, 4, 4)
+        (dtype,) = self.legal(attributes)
+        return TensorDesc.of(dtype, shape, self.strides(shape, physical), device, self.name)
+
+
+@dataclass(frozen=True)
+class Column(Operand):
+    """One FP32 number a row, shape (M, 1, L) with any strides; `dims` are (rows, "1", batch).
+
+    An output accumulates; one that is allocated is contiguous and starts from `initial`.
+    """
+
+    aligned_base: ClassVar[bool] = False
+    shared: bool = False
+    initial: float | None = None
+
+    def bind(self, desc: TensorDesc, dims: Dims, attributes: Mapping[str, Any]) -> OperandPlan:
+        label = desc.name or self.name
+        _check_rank(desc, self.dims, label)
+        if desc.dtype is not FLOAT32:
+            raise ValueError(mismatch(label, "dtype float32", desc.dtype.name))
+        rows, _, batch = self.dims
+        if desc.shape[1] != 1:
+            expected = f"shape ({rows}, 1, {batch})"
+            raise ValueError(mismatch(label, expected, f"shape {tuple(desc.shape)}"))
+        dims.bind(rows, desc.shape[0], label)
+        dims.bind(batch, desc.shape[2], label)
+        if self.output and 0 not in desc.shape and not addresses_once(desc.shape, desc.stride):
+            got = f"shape {tuple(desc.shape)} with strides {tuple(desc.stride)}"
+            raise ValueError(mismatch(label, "an output whose elements share no memory", got))
+        return OperandPlan(self.name, FLOAT32.name, "native")
+
+    def describe(self, dims: Mapping[str, int], attributes: Mapping[str, Any], device: Device):
+        shape = (dims[self.dims[0]], 1, dims[self.dims[2]])
+        return TensorDesc.of(FLOAT32, shape, None, device, self.name)
 
 
 @dataclass(frozen=True)
 class ScalarTensor(Operand):
-    """One FP32 number on the device: any rank up to `rank` with all extents 1, seen as (1,) * rank.
+    """One FP32 number on the device: any rank with all extents 1, seen as (1,) * rank.
 
     Where the attribute `per_batch_from` says "per_batch" it holds one number a batch, shape (L, 1, ..., 1).
     `initial` is what an allocated output starts from.
     """
 
+    aligned_base: ClassVar[bool] = False
     rank: int = 3
     initial: float = 0.0
     per_batch_from: str = ""
+
+    def seen(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A tensor's extents with unit axes added or left out at the end, as many as can be, to have the rank."""
+        while len(shape) > self.rank and shape[-1] == 1:
+            shape = shape[:-1]
+        return shape + (1,) * (self.rank - len(shape))
 
     def shape(self, dims: Mapping[str, int], attributes: Mapping[str, Any]) -> tuple[int, ...]:
         """The extents seen by kernels."""
@@ -354,9 +461,8 @@ class ScalarTensor(Operand):
         if desc.dtype is not FLOAT32:
             raise ValueError(mismatch(label, "dtype float32", desc.dtype.name))
         expected = self.shape(dims, attributes)
-        padded = tuple(desc.shape) + (1,) * (self.rank - len(desc.shape))
-        if padded != expected:
-            text = f"float32 of shape {expected} (trailing unit axes may be left out)"
+        if self.seen(tuple(desc.shape)) != expected:
+            text = f"float32 of shape {expected} (trailing unit axes are free)"
             raise ValueError(mismatch(label, text, f"shape {tuple(desc.shape)}"))
         return OperandPlan(self.name, FLOAT32.name, "native")
 

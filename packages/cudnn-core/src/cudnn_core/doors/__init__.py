@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def call(
-    op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...], stream: Any = None
+    op: Op,
+    inputs: tuple[Any, ...],
+    attributes: tuple[Any, ...],
+    stream: Any = None,
+    numbers: tuple[float, ...] = (),
 ) -> TupleDict:
     """The outputs of an op, called in the form in which the framework of the inputs knows it."""
     adapter = adapter_of(inputs[0])
@@ -27,21 +31,27 @@ def call(
         raise ValueError(mismatch("stream", expected, repr(stream)))
     if adapter.name == "jax":
         adapter.stream_handle(stream, Device("unknown"))  # refuses any: JAX runs on XLA's stream
-    return TupleDict(zip(op.output_names, outputs(op, inputs, attributes), strict=True))
+    made = outputs(op, inputs, attributes, numbers)
+    return TupleDict(zip(op.output_names, made, strict=True))
 
 
-def outputs(op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...]) -> Sequence[Any]:
+def outputs(
+    op: Op,
+    inputs: tuple[Any, ...],
+    attributes: tuple[Any, ...],
+    numbers: tuple[float, ...] = (),
+) -> Sequence[Any]:
     """The outputs in contract order, None where one does not apply; of JAX, then what mutated inputs have become."""
     # Import statements, because torch.compile traces through here.
     if adapter_of(inputs[0]).name == "torch":
         from . import torch_op
 
-        return torch_op.outputs(op, inputs, attributes)
+        return torch_op.outputs(op, inputs, attributes, numbers)
     from . import jax_primitive
 
     names = (operand.name for operand in op.contract.inputs)
     common(dict(zip(names, inputs, strict=True)), op.short_name)
-    return jax_primitive.call(op, inputs, attributes)
+    return jax_primitive.call(op, inputs, attributes, numbers)
 
 
 def recorded(prepared: Prepared) -> Callable[[Sequence[Any]], Sequence[Any]]:

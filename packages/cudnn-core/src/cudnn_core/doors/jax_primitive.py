@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from ..adapters.base import refuse_unpacked_fp4
-from ..contract import Array, Operand, Problem, ScalarTensor, ScaleFactor
+from ..contract import Array, Column, Operand, OutputScale, Problem, ScalarTensor, ScaleFactor
 from ..dtypes import FLOAT4_E2M1FN, UINT8, as_dtype
 from ..engine import select
 from ..errors import mismatch
@@ -35,14 +35,17 @@ BATCH = "L"
 
 
 def call(
-    op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...]
+    op: Op,
+    inputs: tuple[Any, ...],
+    attributes: tuple[Any, ...],
+    numbers: tuple[float, ...] = (),
 ) -> tuple[jax.Array | None, ...]:
     """Outputs of the op on JAX arrays or tracers, as a plain tuple; None for those that do not apply.
 
     What mutated inputs have become comes behind them.
     """
     if op.backward is None:
-        return _call(op, inputs, attributes)
+        return _call(op, inputs, attributes, numbers)
     parsed = op.contract.parse_attributes(op.named(attributes))
     given = tuple(x is not None for x in inputs)
     if not all(
@@ -54,23 +57,45 @@ def call(
 
 
 def _call(
-    op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...]
+    op: Op,
+    inputs: tuple[Any, ...],
+    attributes: tuple[Any, ...],
+    numbers: tuple[float, ...] = (),
 ) -> tuple[jax.Array | None, ...]:
     """`call` without a gradient."""
-    named = op.named(attributes)
+    named = op.named(attributes) | _dense_attributes(op)
     static = tuple(
         (name, UINT8 if value == FLOAT4_E2M1FN else value)
         for name, value in op.contract.parse_attributes(named).items()
     )
     _refuse_unexpressible(op, inputs, dict(static))
-    given = [x for x in inputs if x is not None]
+    given = [
+        _full_rank(operand, x)
+        for operand, x in zip(op.contract.inputs, inputs, strict=True)
+        if x is not None
+    ]
     present = (*(x is not None for x in inputs), *(True for _ in op.contract.outputs))
     if op.contract.outputs_vary:
         outputs = _problem(op, given, static, False, present).outputs
         present = (*present[: len(inputs)], *(desc is not None for desc in outputs))
-    made = iter(primitive(op).bind(*given, attributes=static, batched=False, present=present))
+    params = {"attributes": static, "batched": False, "present": present, "numbers": numbers}
+    made = iter(primitive(op).bind(*given, **params))
     outputs = tuple(next(made) if there else None for there in present[len(inputs) :])
     return (*outputs, *made)
+
+
+def _dense_attributes(op: Op) -> dict[str, str]:
+    """What JAX asks of the contract: arrays have no strides, so output scales come in their physical view."""
+    scales = (o for o in op.contract.outputs if isinstance(o, OutputScale))
+    return {o.view_from: "physical" for o in scales}
+
+
+def _full_rank(operand: Operand, x: jax.Array) -> jax.Array:
+    """Scalars in the rank that the executable takes; what fits no rank is left for the contract to refuse."""
+    if not isinstance(operand, ScalarTensor):
+        return x
+    shape = operand.seen(tuple(x.shape))
+    return x if shape == tuple(x.shape) else x.reshape(shape)
 
 
 def _inputs(op: Op, present: tuple[bool, ...]) -> list[Operand]:
@@ -130,12 +155,11 @@ def _impl(prim: Primitive):
     """Eager calls run the compiled primitive: one jitted function per set of static parameters."""
 
     @cache
-    def jitted(attributes: tuple, batched: bool, present: tuple):
-        static = {"attributes": attributes, "batched": batched, "present": present}
+    def jitted(**static: Any):
         return jax.jit(lambda *args: prim.bind(*args, **static))
 
-    def impl(*args: Any, attributes: tuple, batched: bool, present: tuple):
-        return jitted(attributes, batched, present)(*args)
+    def impl(*args: Any, **static: Any):
+        return jitted(**static)(*args)
 
     return impl
 
@@ -148,7 +172,7 @@ def _problem(
     op: Op, avals, attributes: tuple, batched: bool, present: tuple, platform: str = "cpu"
 ) -> Problem:
     """Bind the contract to the JAX shapes of the inputs that are present."""
-    named = dict(attributes) | (_batch_attributes(op) if batched else {})
+    named = dict(attributes) | (_batch_attributes(op, present) if batched else {})
     device = _device(platform)
     batch = _common_extent(a.shape[0] for a in avals) if batched else 1
     given = iter(avals)
@@ -164,9 +188,9 @@ def _common_extent(extents: Iterable[int]) -> int:
     return next((extent for extent in extents if extent != 1), 1)
 
 
-def _batch_attributes(op: Op) -> dict[str, str]:
+def _batch_attributes(op: Op, present: tuple[bool, ...]) -> dict[str, str]:
     """What a mapped call asks of the contract: storage with the batch outermost, one scalar a batch."""
-    scalars = (o for o in op.contract.outputs if isinstance(o, ScalarTensor))
+    scalars = (o for o in _outputs(op, present) if isinstance(o, ScalarTensor))
     return {"batch": "outer"} | {o.per_batch_from: "per_batch" for o in scalars if o.per_batch_from}
 
 
@@ -174,7 +198,7 @@ def _desc(operand, aval, batched: bool, batch: int, device: Device) -> TensorDes
     """Metadata in contract order; an unmapped operand is seen with the common batch extent."""
     shape, dtype = tuple(aval.shape), as_dtype(aval.dtype, f"{operand.name} dtype")
     refuse_unpacked_fp4(dtype, operand.name)
-    if batched:
+    if batched and not _serves_every_batch(operand):
         shape = (batch, *shape[1:])
     stride = contiguous_stride(shape)
     if batched and not _is_blocked(operand):
@@ -182,7 +206,14 @@ def _desc(operand, aval, batched: bool, batch: int, device: Device) -> TensorDes
     return TensorDesc(dtype, shape, stride, None, device, name=operand.name)
 
 
-def _results(op: Op, avals, *, attributes: tuple, batched: bool, present: tuple):
+def _serves_every_batch(operand: Operand) -> bool:
+    """Whether there is one of this input however many batches there are."""
+    return isinstance(operand, ScalarTensor) and not operand.per_batch_from
+
+
+def _results(
+    op: Op, avals, *, attributes: tuple, batched: bool, present: tuple, numbers: tuple = ()
+):
     """Shapes and dtypes of the present outputs as JAX sees them, then of mutated inputs."""
     problem = _problem(op, avals, attributes, batched, present)
     made = [desc for desc in problem.outputs if desc is not None]
@@ -202,11 +233,24 @@ def _is_blocked(operand) -> bool:
 
 
 def _batch(
-    op: Op, prim: Primitive, args, dims, *, attributes: tuple, batched: bool, present: tuple
+    op: Op,
+    prim: Primitive,
+    args,
+    dims,
+    *,
+    attributes: tuple,
+    batched: bool,
+    present: tuple,
+    numbers: tuple,
 ):
     """vmap over the primitive: the mapped axis becomes L, or multiplies the L that is there; or folds into an axis."""
     if op.contract.folds:
-        static = {"attributes": attributes, "batched": batched, "present": present}
+        static = {
+            "attributes": attributes,
+            "batched": batched,
+            "present": present,
+            "numbers": numbers,
+        }
         inputs = _inputs(op, present)
         results = [*_outputs(op, present), *(inputs[i] for i in _mutated(op, present))]
         return jax_fold.batched(op, partial(prim.bind, **static), inputs, results, args, dims)
@@ -214,8 +258,10 @@ def _batch(
         (x, False) if d is None else (jnp.moveaxis(x, d, 0), True)
         for x, d in zip(args, dims, strict=True)
     ]
-    merged = _merge_batched(moved) if batched else _merge_unbatched(_inputs(op, present), moved)
-    outputs = prim.bind(*merged, attributes=attributes, batched=True, present=present)
+    merge = _merge_batched if batched else _merge_unbatched
+    merged = merge(_inputs(op, present), moved)
+    params = {"attributes": attributes, "batched": True, "present": present, "numbers": numbers}
+    outputs = prim.bind(*merged, **params)
     if batched:
         split = [y.reshape(*_merged_extents(moved), *y.shape[1:]) for y in outputs]
     else:
@@ -229,18 +275,21 @@ def _batch(
 def _merge_unbatched(operands, moved) -> list[jax.Array]:
     """(B, M, K, 1) or (M, K, 1) -> (B or 1, M, K); scale factors (B, 1, R, ...) -> (B, R, ...)."""
     merged = []
+    size = next(x.shape[0] for x, mapped in moved if mapped)
     for operand, (x, mapped) in zip(operands, moved, strict=True):
         x = x if mapped else x[None]
+        if not mapped and not operand.shared:
+            x = jnp.broadcast_to(x, (size, *x.shape[1:]))
         merged.append(x[:, 0] if _is_blocked(operand) else x[..., 0])
     return merged
 
 
-def _merge_batched(moved) -> list[jax.Array]:
+def _merge_batched(operands, moved) -> list[jax.Array]:
     """(B, L, M, K) or (L, M, K) -> (B * L, M, K); an operand that no vmap maps keeps its extent of 1."""
     size, inner = _merged_extents(moved)
     merged = []
-    for x, mapped in moved:
-        if not mapped and x.shape[0] == 1:
+    for operand, (x, mapped) in zip(operands, moved, strict=True):
+        if not mapped and x.shape[0] == 1 and operand.shared:
             merged.append(x)
             continue
         x = x if mapped else x[None]
@@ -258,7 +307,7 @@ def _merged_extents(moved) -> tuple[int, int]:
 def _on_cpu(op: Op):
     """The CPU lowering: the reference engine behind a host callback."""
 
-    def lowered(*args: jax.Array, **static: Any):
+    def lowered(*args: jax.Array, numbers: tuple, **static: Any):
         avals = [jax.core.ShapedArray(x.shape, x.dtype) for x in args]
         problem = _problem(op, avals, **static)
         engine = select(op.engines, problem)
@@ -271,18 +320,23 @@ def _on_cpu(op: Op):
             inputs = [
                 np.array(x) if index in mutated else np.asarray(x) for index, x in enumerate(arrays)
             ]
-            made = [
-                np.full(s.shape, getattr(operand, "initial", 0), s.dtype)
-                for operand, s in zip(outputs, shapes, strict=False)
-            ]
+            made = [_fresh(o, s) for o, s in zip(outputs, shapes, strict=False)]
             operands = (*_inputs(op, static["present"]), *outputs)
-            run(*_contract_views(operands, inputs, made, static["batched"]), 0)
+            run(*_contract_views(operands, inputs, made, static["batched"]), *numbers, 0)
             return (*made, *(inputs[index] for index in mutated))
 
         results = [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in shapes]
         return jax.pure_callback(host, tuple(results), *args, vmap_method=None)
 
     return lowered
+
+
+def _fresh(operand: Operand, result: Any) -> np.ndarray:
+    """An output for the engine to write, or to accumulate into."""
+    initial = getattr(operand, "initial", None)
+    if initial is None:
+        return np.empty(result.shape, result.dtype)
+    return np.full(result.shape, initial, result.dtype)
 
 
 def _contract_views(operands, inputs, outputs, batched: bool) -> list[np.ndarray]:
@@ -293,7 +347,7 @@ def _contract_views(operands, inputs, outputs, batched: bool) -> list[np.ndarray
     batch = _common_extent(x.shape[0] for x in inputs)
     views = []
     for operand, x in zip(operands, arrays, strict=True):
-        if x.shape[0] != batch:
+        if x.shape[0] != batch and not _serves_every_batch(operand):
             x = np.broadcast_to(x, (batch, *x.shape[1:]))
         views.append(x if _is_blocked(operand) else np.moveaxis(x, 0, -1))
     return views
@@ -302,7 +356,7 @@ def _contract_views(operands, inputs, outputs, batched: bool) -> list[np.ndarray
 def _on_cuda(op: Op):
     """The CUDA lowering: an FFI call to the executable of the cached plan, on XLA's stream."""
 
-    def lowered(*args: jax.Array, **static: Any):
+    def lowered(*args: jax.Array, numbers: tuple, **static: Any):
         from .jax_ffi import cuda_call
 
         avals = [jax.core.ShapedArray(x.shape, x.dtype) for x in args]
@@ -321,7 +375,7 @@ def _on_cuda(op: Op):
         initial = {
             index: jnp.zeros(s.shape, s.dtype)
             for index, (operand, s) in enumerate(zip(outputs, shapes, strict=False))
-            if isinstance(operand, ScalarTensor)
+            if isinstance(operand, Column | ScalarTensor)
         }
         results = [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in shapes]
         # A mutated input shares its buffer with its result, and takes no second place among the arguments.
@@ -331,7 +385,8 @@ def _on_cuda(op: Op):
                 initial[len(results)] = jnp.zeros(workspace.nbytes, jnp.uint8)
             results.append(jax.ShapeDtypeStruct((workspace.nbytes,), jnp.uint8))
         executable = engine.compile(engine.plan(problem))
-        made = cuda_call(executable, args, results, initial, engine.scalars(problem), shared)
+        scalars = (*numbers, *engine.scalars(problem))
+        made = cuda_call(executable, args, results, initial, scalars, shared)
         return made[: len(shapes)]
 
     return lowered

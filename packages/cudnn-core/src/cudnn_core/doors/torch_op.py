@@ -54,12 +54,15 @@ register._dynamo_marked_constant = True
 
 
 def outputs(
-    op: Op, inputs: tuple[Any, ...], attributes: tuple[Any, ...]
+    op: Op,
+    inputs: tuple[Any, ...],
+    attributes: tuple[Any, ...],
+    numbers: tuple[float, ...] = (),
 ) -> Sequence[torch.Tensor | None]:
     """The outputs of the registered op, in contract order, None where one does not apply."""
     register(op.qualified)
     target = getattr(getattr(torch.ops, op.namespace), op.short_name)
-    made = target(*inputs, *op.plain_attributes(attributes))
+    made = target(*inputs, *op.plain_attributes(attributes), *numbers)
     return placed(op, inputs, attributes, made)
 
 
@@ -82,7 +85,7 @@ def placed(
     outputs, used = [], 0
     for operand in op.contract.outputs:
         x = None
-        if operand.applies(selecting, dtypes):
+        if operand.is_made(parsed, selecting, dtypes):
             x = made[used]
             used += 1
             dtypes[operand.name] = operand.logical(as_dtype(x.dtype)).name
@@ -91,7 +94,7 @@ def placed(
 
 
 def schema(op: Op) -> str:
-    """``(Tensor a, ..., str c_major="n", ...) -> (Tensor, Tensor)`` from the contract.
+    """``(Tensor a, ..., str c_major="n", ..., Scalar alpha=1.0) -> (Tensor, Tensor)`` from the contract.
 
     Inputs that may be absent are ``Tensor?``, mutated ones ``Tensor(a!)``; where outputs may be absent, the result
     is a list of those that exist, ``Tensor[]``.
@@ -106,7 +109,8 @@ def schema(op: Op) -> str:
         # The dispatcher leaves out arguments that are as by default, and then torch's own wrapper of a gradient for
         # lists of tensors miscounts them: no defaults where there is a gradient.
         ending = f"={default}" if op.backward is None else ""
-        arguments.append(f"{kind} {attribute.name}{ending}")
+        arguments.append(f"{attribute.schema or kind} {attribute.name}{ending}")
+    arguments += [f"Scalar {number.name}={number.default!r}" for number in op.contract.numbers]
     results = f"({', '.join('Tensor' for _ in op.contract.outputs)})"
     return f"({', '.join(arguments)}) -> {'Tensor[]' if op.contract.outputs_vary else results}"
 
@@ -128,18 +132,23 @@ def _schema_type(default: Any) -> tuple[str, str]:
     raise TypeError(f"no torch schema type for the default {default!r}")
 
 
-def _split(op: Op, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    count = len(op.contract.inputs)
-    attributes = (tuple(v) if isinstance(v, list) else v for v in arguments[count:])
-    return arguments[:count], tuple(attributes)
+def _split(
+    op: Op, arguments: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    """(inputs, attributes, numbers). The numbers, which may be symbolic while a graph is made, are left alone."""
+    tensors = len(op.contract.inputs)
+    options = tensors + len(op.contract.attributes)
+    attributes = (tuple(v) if isinstance(v, list) else v for v in arguments[tensors:options])
+    return arguments[:tensors], tuple(attributes), arguments[options:]
 
 
 def _kernel(op: Op):
     results = _results(op)
 
     def kernel(*arguments: Any) -> torch.Tensor | Sequence[torch.Tensor]:
-        inputs, attributes = _split(op, arguments)
-        return results(op.outputs_plain(inputs, attributes))
+        inputs, attributes, numbers = _split(op, arguments)
+        # torch leaves out trailing arguments that equal their defaults.
+        return results(op.outputs_plain(inputs, attributes, op.contract.parse_numbers(numbers)))
 
     return kernel
 
@@ -164,7 +173,7 @@ def _fake(op: Op):
     results = _results(op)
 
     def fake(*arguments: Any) -> torch.Tensor | Sequence[torch.Tensor]:
-        inputs, attributes = _split(op, arguments)
+        inputs, attributes, _ = _split(op, arguments)
         adapter, problem = op.bind(inputs, attributes)
         return results([None if d is None else adapter.empty(d) for d in problem.outputs])
 

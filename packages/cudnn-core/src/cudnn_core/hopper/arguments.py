@@ -71,9 +71,29 @@ def scales(dtype: str, container: str, form: str, batched: bool):
     return cute.runtime.make_fake_tensor(element, shape, stride, assumed_align=16)
 
 
-def scalar(per_batch: bool):
-    """One FP32 number (1, 1, 1), or one a batch (L, 1, 1)."""
-    shape, strides = (1, 1, 1), tuple(cute.sym_int64() for _ in range(3))
+def scalar(per_batch: bool, rank: int = 3):
+    """One FP32 number (1, ..., 1), or one a batch (L, 1, ..., 1)."""
+    shape, strides = (1,) * rank, tuple(cute.sym_int64() for _ in range(rank))
     if per_batch:
-        shape, strides = (cute.sym_int32(), 1, 1), (1, *strides[1:])
+        shape, strides = (cute.sym_int32(), *shape[1:]), (1, *strides[1:])
     return cute.runtime.make_fake_tensor(cutlass.Float32, shape, strides, assumed_align=4)
+
+
+def column(rows, *, batched: bool, batch: str = "last"):
+    """One FP32 number a row, (rows, 1, L) or (L, rows, 1), with any strides."""
+    extent = cute.sym_int32() if batched else 1
+    shape = (rows, 1, extent) if batch == "last" else (extent, rows, 1)
+    strides = tuple(cute.sym_int64() for _ in range(3))
+    return cute.runtime.make_fake_tensor(cutlass.Float32, shape, strides, assumed_align=4)
+
+
+def workspace():
+    """Scratch memory, in bytes; its base is a multiple of 256."""
+    return cute.runtime.make_fake_tensor(
+        cutlass.Uint8, (cute.sym_int64(),), (1,), assumed_align=256
+    )
+
+
+def launch() -> list:
+    """How many thread blocks may be resident, and the stream."""
+    return [cutlass.Int32(1), cute.runtime.make_fake_stream()]

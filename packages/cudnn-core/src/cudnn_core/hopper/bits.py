@@ -69,13 +69,28 @@ def opaque(value: Int32) -> Int32:
 
 
 @dsl_user_op
-def fp8_to_bf16_pairs(
-    word: Int32, scale: Int32, kind: cutlass.Constexpr, *, loc=None, ip=None
-) -> tuple[Int32, Int32]:
-    """Bytes 0, 2 and bytes 1, 3 of a word, each times an FP32 scale, as pairs of BF16.
+def permute(a: Int32, b: Int32, selector: Int32, *, loc=None, ip=None) -> Int32:
+    """Four of the bytes of b:a, by four hexadecimal digits from the lowest; b's bytes are 4 to 7."""
+    operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (a, b, selector)]
+    return Int32(_asm(T.i32(), operands, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r"))
 
-    kind: "e4m3x2" or "e5m2x2". scale: the bits of a power of two, or NaN.
+
+@dsl_user_op
+def fp8_to_bf16(
+    word: Int32,
+    scale: Int32,
+    kind: cutlass.Constexpr,
+    interleaved: cutlass.Constexpr,
+    *,
+    loc=None,
+    ip=None,
+) -> tuple[Int32, Int32]:
+    """The four bytes of a word, each times an FP32 scale, as two pairs of BF16.
+
+    kind: "e4m3x2" or "e5m2x2". scale: the bits of a power of two, or NaN. The pairs are bytes 0, 1
+    and 2, 3, or, interleaved, 0, 2 and 1, 3.
     """
+    second, third = (2, 1) if interleaved else (1, 2)
     text = f"""{{
 .reg .b16 l, h, x0, x1, x2, x3;
 .reg .b32 lo, hi;
@@ -94,8 +109,8 @@ mul.rn.f32 f0, f0, s;
 mul.rn.f32 f1, f1, s;
 mul.rn.f32 f2, f2, s;
 mul.rn.f32 f3, f3, s;
-cvt.rn.bf16x2.f32 $0, f2, f0;
-cvt.rn.bf16x2.f32 $1, f3, f1;
+cvt.rn.bf16x2.f32 $0, f{second}, f0;
+cvt.rn.bf16x2.f32 $1, f3, f{third};
 }}"""
     struct = ir.Type.parse("!llvm.struct<(i32, i32)>")
     operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (word, scale)]
@@ -104,19 +119,52 @@ cvt.rn.bf16x2.f32 $1, f3, f1;
 
 
 @dsl_user_op
-def e4m3_to_bf16x2(code: Int32, *, loc=None, ip=None) -> Int32:
-    """An e4m3 byte as BF16, in both halves of a word; NaN stays NaN."""
+def _two_words(word: Int32, text: cutlass.Constexpr, *, loc=None, ip=None) -> tuple[Int32, Int32]:
+    struct = ir.Type.parse("!llvm.struct<(i32, i32)>")
+    packed = _asm(struct, [Int32(word).ir_value(loc=loc, ip=ip)], text, "=r,=r,r")
+    return tuple(Int32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(2))
+
+
+def fp8_to_f16(word: Int32, kind: str) -> tuple[Int32, Int32]:
+    """The four bytes of a word as two pairs of FP16; kind: "e4m3x2" or "e5m2x2"."""
+    text = f"""{{
+.reg .b16 l, h;
+mov.b32 {{l, h}}, $2;
+cvt.rn.f16x2.{kind} $0, l;
+cvt.rn.f16x2.{kind} $1, h;
+}}"""
+    return _two_words(word, text)
+
+
+def f16_to_f32(word: Int32) -> tuple[Int32, Int32]:
+    """A pair of FP16 as the bits of two FP32."""
     text = """{
 .reg .b16 l, h;
-.reg .b32 w;
-.reg .f32 f;
-mov.b32 {l, h}, $1;
-cvt.rn.f16x2.e4m3x2 w, l;
-mov.b32 {l, h}, w;
-cvt.f32.f16 f, l;
-cvt.rn.bf16x2.f32 $0, f, f;
+.reg .f32 f0, f1;
+mov.b32 {l, h}, $2;
+cvt.f32.f16 f0, l;
+cvt.f32.f16 f1, h;
+mov.b32 $0, f0;
+mov.b32 $1, f1;
 }"""
-    return Int32(_asm(T.i32(), [Int32(code).ir_value(loc=loc, ip=ip)], text, "=r,r"))
+    return _two_words(word, text)
+
+
+def e4m3_pair_to_bf16x2(word: Int32, half: int) -> tuple[Int32, Int32]:
+    """Two e4m3 bytes of a word (half 0: the lower ones) as BF16, each in both halves of a word."""
+    text = f"""{{
+.reg .b16 l, h, x0, x1;
+.reg .b32 w;
+.reg .f32 f0, f1;
+mov.b32 {{l, h}}, $2;
+cvt.rn.f16x2.e4m3x2 w, {"l" if half == 0 else "h"};
+mov.b32 {{x0, x1}}, w;
+cvt.f32.f16 f0, x0;
+cvt.f32.f16 f1, x1;
+cvt.rn.bf16x2.f32 $0, f0, f0;
+cvt.rn.bf16x2.f32 $1, f1, f1;
+}}"""
+    return _two_words(word, text)
 
 
 @dsl_user_op
@@ -182,6 +230,46 @@ def store_shared_u16(address: Int32, half: Int32, *, loc=None, ip=None) -> None:
     operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (address, half)]
     text = "{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, $1;\nst.shared.b16 [$0], lo;\n}"
     _asm(None, operands, text, "r,r", True)
+
+
+@dsl_user_op
+def load_global_u8(address, *, loc=None, ip=None) -> Int32:
+    """One byte of global memory that the kernel does not write, zero-extended."""
+    operands = [cutlass.Int64(address).ir_value(loc=loc, ip=ip)]
+    return Int32(_asm(T.i32(), operands, "ld.global.nc.u8 $0, [$1];", "=r,l"))
+
+
+def load_global_words(address, count: int) -> tuple:
+    """One, two, four or eight words that the kernel reads once and does not write."""
+    if count > 4:
+        return _load_global(address, 4) + load_global_words(address + 16, count - 4)
+    return _load_global(address, count)
+
+
+@dsl_user_op
+def _load_global(address, count: cutlass.Constexpr, *, loc=None, ip=None) -> tuple:
+    operands = [cutlass.Int64(address).ir_value(loc=loc, ip=ip)]
+    text = "ld.global.nc.L1::no_allocate"
+    if count == 1:
+        return (Int32(_asm(T.i32(), operands, f"{text}.b32 $0, [$1];", "=r,l")),)
+    struct = ir.Type.parse(f"!llvm.struct<({', '.join(['i32'] * count)})>")
+    words = ", ".join(f"${i}" for i in range(count))
+    constraints = ",".join(["=r"] * count)
+    packed = _asm(
+        struct, operands, f"{text}.v{count}.b32 {{{words}}}, [${count}];", f"{constraints},l"
+    )
+    return tuple(Int32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(count))
+
+
+@dsl_user_op
+def store_global(address, words: list, *, loc=None, ip=None) -> None:
+    """Two or four words to global memory."""
+    operands = [cutlass.Int64(address).ir_value(loc=loc, ip=ip)]
+    operands += [Int32(v).ir_value(loc=loc, ip=ip) for v in words]
+    count = len(words)
+    names = ", ".join(f"${i + 1}" for i in range(count))
+    constraints = ",".join(["l"] + ["r"] * count)
+    _asm(None, operands, f"st.global.v{count}.b32 [$0], {{{names}}};", constraints, True)
 
 
 @dsl_user_op

@@ -2,12 +2,19 @@
 
 May import: the CuTe DSL, tile.py. Bodies, schedules and epilogues are given to it.
 
-A block holds `tile.warpgroups` consumer warpgroups, one converter warpgroup and one producer
-warpgroup (of which one warp works). Every role walks the same work items:
+A block holds `tile.warpgroups` consumer warpgroups and one producer warpgroup (of which one warp
+works). Both roles walk the same work items:
 
-    producer    copies raw operand stages of each item into the body's rings
-    converter   turns one side into what the tensor core reads from shared memory
+    producer    copies operand stages of each item into the body's rings (several warps, if the body
+                has several rings)
     consumers   sum an item into registers, then run the epilogue while the producer goes on
+
+A schedule may split the K range of tiles; then its `join` sums the parts before the epilogue.
+
+Cooperating consumers share each item. In ping-pong, consumer warpgroup w takes every second item
+from the w-th on, and order barriers let one sum while the other finishes its tile.
+
+Named barriers: 0 is the block's, 1 to 7 are the epilogue's, 8 to 15 belong to this file.
 """
 
 from typing import Any
@@ -24,15 +31,28 @@ try:
 except ImportError:  # before DSL 4.8
     from cutlass.utils import SmemAllocator
 
+# Barriers ORDER + w: consumer warpgroup w may sum.
+ORDER = 8
+
 
 class HopperGemm:
-    """One kernel: a tile, a main-loop body, a schedule and an epilogue. Knows no operation."""
+    """One kernel: a tile, a main-loop body, a schedule and an epilogue. Knows no operation.
 
-    def __init__(self, tile: TileConfig, body: Any, schedule: Any, epilogue: Any):
+    follows: whether it starts before the kernel ahead of it in the stream has ended; the body waits for that kernel
+    before it reads what that has written.
+    """
+
+    def __init__(
+        self, tile: TileConfig, body: Any, schedule: Any, epilogue: Any, follows: bool = False
+    ):
         self.tile = tile
         self.body = body
         self.schedule = schedule
         self.epilogue = epilogue
+        self.follows = follows
+        self.producers = getattr(body, "producers", 1)
+        # Whether the body's first product of an item ignores what the accumulators hold.
+        self.overwrites = getattr(body, "overwrites", False)
 
     @cute.jit
     def launch(self, a, b, schedule, epilogue, limit: Int32, stream: cuda.CUstream):
@@ -42,15 +62,16 @@ class HopperGemm:
 
         The problem must have at least one tile: empty outputs are the caller's to settle.
         """
-        blocks = self.schedule.count(schedule)
-        if blocks > limit:
-            blocks = limit
+        clusters = self.schedule.walkers(schedule, limit // self.tile.blocks)
         self.kernel(a, b, schedule, epilogue).launch(
-            grid=[blocks, 1, 1],
+            grid=[clusters * self.tile.blocks, 1, 1],
             block=[self.tile.threads, 1, 1],
+            cluster=[self.tile.blocks, 1, 1] if self.tile.blocks > 1 else None,
             min_blocks_per_mp=1,
+            use_pdl=self.follows,
             stream=stream,
         )
+        self.epilogue.conclude(epilogue, stream)
 
     @cute.kernel
     def kernel(self, a, b, schedule, epilogue):
@@ -62,63 +83,93 @@ class HopperGemm:
         staging = self.epilogue.allocate(smem)
         if thread == 0:
             self.body.initialize(buffers)
+            self.epilogue.initialize(staging)
             cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
-        consumers, converters, producers = self.tile.registers
-        role = warp // 4
-        if role < self.tile.warpgroups:
-            cute.arch.setmaxregister_increase(consumers)
+        self.sync()
+        consumers, producers = self.tile.registers
+        if warp < 4 * self.tile.warpgroups:
+            if cutlass.const_expr(consumers):
+                cute.arch.setmaxregister_increase(consumers)
             self.consume(buffers, staging, a, schedule, epilogue, thread)
-        elif role == self.tile.warpgroups:
-            cute.arch.setmaxregister_decrease(converters)
-            self.convert(buffers, b, schedule, thread - 128 * self.tile.warpgroups)
         else:
-            cute.arch.setmaxregister_decrease(producers)
-            if warp == 4 * (self.tile.warpgroups + 1):
-                self.produce(buffers, a, b, schedule)
+            if cutlass.const_expr(producers):
+                cute.arch.setmaxregister_decrease(producers)
+            for part in cutlass.range_constexpr(self.producers):
+                if warp == 4 * self.tile.warpgroups + part:
+                    self.produce(buffers, a, b, schedule, (part,) if self.producers > 1 else ())
+        if cutlass.const_expr(self.tile.blocks > 1):
+            # Nobody leaves while others of the cluster may still reach into its shared memory.
+            self.sync()
 
     @cute.jit
-    def items(self, schedule):
-        """The numbers of this block's work items, as (first, end, step)."""
-        block, _, _ = cute.arch.block_idx()
-        blocks, _, _ = cute.arch.grid_dim()
-        return block, self.schedule.count(schedule), blocks
+    def sync(self):
+        """All threads of the cluster meet."""
+        if cutlass.const_expr(self.tile.blocks > 1):
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.sync_threads()
 
     @cute.jit
-    def produce(self, buffers: cutlass.Constexpr, a, b, schedule):
-        """The producer warp's walk over its block's items."""
-        state = self.body.producer_state(buffers)
-        first, end, step = self.items(schedule)
+    def produce(self, buffers: cutlass.Constexpr, a, b, schedule, part: cutlass.Constexpr):
+        """A producer warp's walk over its block's items; part: its number, if there are several."""
+        state = self.body.producer_state(buffers, *part)
+        first, end, step = self.schedule.walk(schedule)
         for index in cutlass.range(first, end, step, unroll=1):
             item = self.schedule.item(schedule, index)
-            state = self.body.produce(buffers, a, b, item, state)
-
-    @cute.jit
-    def convert(self, buffers: cutlass.Constexpr, b, schedule, thread):
-        """The converter warpgroup's walk; its threads count from 0."""
-        raw, converted = self.body.converter_states(buffers)
-        first, end, step = self.items(schedule)
-        for index in cutlass.range(first, end, step, unroll=1):
-            item = self.schedule.item(schedule, index)
-            raw, converted = self.body.convert(buffers, b, item, raw, converted, thread)
+            state = self.body.produce(buffers, a, b, item, state, *part)
 
     @cute.jit
     def consume(
         self, buffers: cutlass.Constexpr, staging: cutlass.Constexpr, a, schedule, epilogue, thread
     ):
         """The consumer warpgroups' walk: sum an item, and finish its tile with the epilogue."""
-        raw, converted = self.body.consumer_states(buffers)
+        states = self.body.consumer_states(buffers)
         lives = self.epilogue.begin(epilogue, staging)
         accumulators = self.body.accumulators()
-        first, end, step = self.items(schedule)
+        self.clear(accumulators)
+        first, end, step = self.schedule.walk(schedule)
+        if cutlass.const_expr(self.tile.pingpong):
+            group = cute.arch.make_warp_uniform(thread // 128)
+            if group == 1:
+                self.yield_turn(group)
+            passed = self.schedule.item(schedule, first)
+            states = self.body.skip(states, group * self.body.k_tiles(passed.k_count))
+            first += group * step
+            step *= 2
         for index in cutlass.range(first, end, step, unroll=1):
             item = self.schedule.item(schedule, index)
-            if Boolean(item.is_first):
-                for block in cutlass.range_constexpr(self.tile.m_blocks):
-                    accumulators[block].fill(0.0)
-            raw, converted = self.body.consume(
-                buffers, a, item, accumulators, raw, converted, thread
-            )
-            if Boolean(item.is_last):
+            if cutlass.const_expr(not self.overwrites):
+                self.clear(accumulators)
+            has_tile = Boolean(item.is_last) & (item.m_valid > 0) & (item.n_valid > 0)
+            if has_tile:
+                self.epilogue.start_tile(lives, item, thread)
+            if cutlass.const_expr(self.tile.pingpong):
+                self.await_turn(group)
+            states = self.body.consume(buffers, a, item, accumulators, states, thread)
+            if cutlass.const_expr(self.tile.pingpong):
+                self.yield_turn(group)
+            states = self.body.drain(buffers, item, accumulators, states)
+            if cutlass.const_expr(self.overwrites):
+                if item.k_count <= 0:
+                    self.clear(accumulators)
+            if cutlass.const_expr(self.tile.pingpong):
+                passed = self.schedule.item(schedule, index + step // 2)
+                states = self.body.skip(states, self.body.k_tiles(passed.k_count))
+            if cutlass.const_expr(self.schedule.splits):
+                self.schedule.join(schedule, item, accumulators, thread)
+            if has_tile:
                 self.epilogue.run(lives, item, accumulators, thread)
         self.epilogue.finish(lives, thread)
+
+    def clear(self, accumulators) -> None:
+        for accumulator in accumulators:
+            accumulator.fill(0.0)
+
+    def await_turn(self, group):
+        """Wait until the other warpgroup has issued its last product."""
+        cute.arch.barrier(barrier_id=ORDER + group, number_of_threads=256)
+
+    def yield_turn(self, group):
+        """The other warpgroup may sum."""
+        cute.arch.barrier_arrive(barrier_id=ORDER + 1 - group, number_of_threads=256)

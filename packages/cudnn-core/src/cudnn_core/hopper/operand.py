@@ -1,11 +1,11 @@
-"""Block-scaled operands: bytes and scale atoms from global memory to shared memory to BF16.
+"""Block-scaled operands: bytes and scale atoms from global memory to shared memory to registers.
 
-May import: the CuTe DSL, bits.py, decode.py, rings.py, tile.py.
+May import: the CuTe DSL, bits.py, decode.py, matrix.py, schedule.py.
 
-One object per side. It knows the layout in global memory and in shared memory, issues the copies of
-a raw stage, and gives the decoding warps words and scale codes. A raw stage of a side with `rows`
-rows is 64 bytes of each row, then the 512-byte scale atoms that cover them:
-atom (row // 128, q) holds 4 scales of 128 rows, row r at byte (r%32)*16 + (r//32)*4.
+The object knows the layout in global memory and in shared memory, issues the copies of a raw stage,
+and gives the decoding warps words and scale codes. A raw stage of a tile with `rows` rows is 64
+bytes of each row, then the 512-byte scale atoms that cover them: atom (row // 128, q) holds 4
+scales of 128 rows, row r at byte (r%32)*16 + (r//32)*4.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,17 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint8
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from .bits import bulk_load, load_shared_u8, load_shared_u16, load_shared_u32, load_shared_v4
+from .bits import (
+    bulk_load,
+    load_shared_u16,
+    load_shared_u32,
+    load_shared_v4,
+    opaque,
+    permute,
+)
 from .decode import Decoder
+from .matrix import GLU_ROWS
+from .schedule import at_least, at_most
 
 ROW_BYTES = 64
 ATOM_BYTES = 512
@@ -47,28 +56,54 @@ class OperandBuffers:
 class BlockScaledOperand:
     """A (rows, K, L) operand of bytes with scales in 128x4 atoms.
 
-    element, scale: format names. sf_vec: elements per scale. contiguous: "k" or "mn" (8-bit only).
+    element, scale: format names; None: without scales, which only the expansion serves. sf_vec:
+    elements per scale. contiguous: "k", or "mn" (8-bit only), which only the expansion serves.
     container: "native" or "uint8" (FP4 only: two codes a byte). sf_form: the view in which the
     scale tensor comes. batch: whether L is the "last" or the "outer" mode of the tensor.
+    glu: the rows of tiles come in turns of 32 from the first and the second half of the tensor,
+    whose extent must then be a multiple of 64.
     """
 
     element: str
-    scale: str
+    scale: str | None
     sf_vec: int
     contiguous: str
     container: str
     sf_form: str
     batch: str
+    glu: bool = False
 
     @property
     def decoder(self) -> Decoder:
         return Decoder(self.element, self.scale, self.sf_vec)
 
+    def why_not(self, rows: int) -> str | None:
+        """The reason why tiles of so many rows cannot be decoded, or None."""
+        if self.scale is None:
+            return f"{self.element} without scales is not decoded"
+        if self.contiguous != "k":
+            return "decoded operands must be K-major"
+        if self.glu and rows % (2 * GLU_ROWS):
+            return f"GLU halves need tiles of a multiple of {2 * GLU_ROWS} rows, got {rows}"
+        return None
+
     def data_bytes(self, rows: int) -> int:
         return rows * ROW_BYTES
 
-    def row_atoms(self, rows: int) -> int:
+    @property
+    def parts(self) -> int:
+        """Ranges of consecutive rows that make a tile."""
+        return 2 if self.glu else 1
+
+    def part_atoms(self, rows: int) -> int:
+        """Scale atoms along the rows of a part of a tile."""
+        if self.glu:
+            # A part may begin at any multiple of 32 rows.
+            return (rows // 2 - 32 + 127) // 128 + 1
         return (rows + 127) // 128
+
+    def row_atoms(self, rows: int) -> int:
+        return self.parts * self.part_atoms(rows)
 
     def scale_bytes(self, rows: int) -> int:
         return self.row_atoms(rows) * self.decoder.atoms_k * ATOM_BYTES
@@ -77,9 +112,7 @@ class BlockScaledOperand:
         return self.data_bytes(rows) + self.scale_bytes(rows)
 
     def smem_layout(self, rows: int, stages: int):
-        """K-major rows carry the 64-byte swizzle; MN-major tiles are plain [k][row]."""
-        if self.contiguous == "mn":
-            return cute.make_layout((rows, ROW_BYTES, stages), stride=(1, rows, rows * ROW_BYTES))
+        """Rows carry the 64-byte swizzle."""
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, Uint8)
         return cute.tile_to_shape(atom, (rows, ROW_BYTES, stages), order=(0, 1, 2))
 
@@ -95,15 +128,18 @@ class BlockScaledOperand:
         per_byte = cutlass.const_expr(8 // self.decoder.bits)
         unit = cutlass.const_expr(2 if native4 else 1)
         k_bytes = Int32(k_extent) // unit
-        outer = k if self.contiguous == "mn" else mn
-        outer_stride = self.tma_stride(tensor.shape[outer], tensor.stride[outer], unit)
+        row_stride = self.tma_stride(tensor.shape[mn], tensor.stride[mn], unit)
         batch_stride = self.tma_stride(batch_extent, tensor.stride[batches], unit)
-        stride = (outer_stride, 1, batch_stride)
-        if cutlass.const_expr(self.contiguous == "mn"):
-            stride = (1, outer_stride, batch_stride)
+        row_shape = Int32(extent)
+        if cutlass.const_expr(self.glu):
+            half = cute.assume(Int64(row_shape // 2) * row_stride, divby=16)
+            row_shape = (GLU_ROWS, 2, row_shape // (2 * GLU_ROWS))
+            row_stride = (row_stride, half, GLU_ROWS * row_stride)
         bytes_ = cute.make_tensor(
             cute.recast_ptr(tensor.iterator, dtype=Uint8),
-            cute.make_layout((Int32(extent), k_bytes, Int32(batch_extent)), stride=stride),
+            cute.make_layout(
+                (row_shape, k_bytes, Int32(batch_extent)), stride=(row_stride, 1, batch_stride)
+            ),
         )
         layout = cute.slice_(self.smem_layout(rows, 1), (None, None, 0))
         tma_atom, tma_tensor = cpasync.make_tiled_tma_atom(
@@ -131,10 +167,7 @@ class BlockScaledOperand:
 
     def allocate(self, smem, rows: int, stages: int) -> OperandBuffers:
         layout = self.smem_layout(rows, stages)
-        if isinstance(layout, cute.ComposedLayout):
-            data = smem.allocate_tensor(Uint8, layout.outer, 1024, swizzle=layout.inner)
-        else:
-            data = smem.allocate_tensor(Uint8, layout, 1024)
+        data = smem.allocate_tensor(Uint8, layout.outer, 1024, swizzle=layout.inner)
         scales = smem.allocate_array(Uint8, self.scale_bytes(rows) * stages, byte_alignment=128)
         return OperandBuffers(data, data.iterator.toint(), scales.toint())
 
@@ -158,16 +191,30 @@ class BlockScaledOperand:
             cute.group_modes(tile, 0, 2),
         )
 
+    def first_row(self, args: OperandArgs, row0, part: int) -> Int32:
+        """The row of the tensor with which a part of a tile begins."""
+        if self.glu:
+            return part * (args.extent // 2) + row0 // 2
+        return row0
+
     @cute.jit
-    def valid_atoms(self, args: OperandArgs, rows: cutlass.Constexpr, row0, k_tile):
-        """How many (row, K) atoms of a stage exist in the scale tensor."""
-        along_rows = args.atoms.shape[0] - row0 // 128
-        if along_rows > self.row_atoms(rows):
-            along_rows = Int32(self.row_atoms(rows))
+    def valid_atoms(
+        self, args: OperandArgs, rows: cutlass.Constexpr, row0, k_tile, part: cutlass.Constexpr
+    ):
+        """How many (row, K) atoms of a part of a stage exist in the scale tensor."""
+        along_rows = args.atoms.shape[0] - self.first_row(args, row0, part) // 128
+        # Blocks of a cluster can lie beyond the last row.
+        along_rows = at_least(at_most(along_rows, Int32(self.part_atoms(rows))), Int32(0))
         along_k = args.atoms.shape[1] - self.first_q(k_tile)
-        if along_k > self.decoder.atoms_k:
-            along_k = Int32(self.decoder.atoms_k)
-        return along_rows, along_k
+        return along_rows, at_most(along_k, Int32(self.decoder.atoms_k))
+
+    def scale_count(self, args: OperandArgs, rows: int, row0, k_tile) -> Int32:
+        """Bytes of a stage's scale atoms that exist."""
+        atoms = Int32(0)
+        for part in range(self.parts):
+            along_rows, along_k = self.valid_atoms(args, rows, row0, k_tile, part)
+            atoms += along_rows * along_k
+        return atoms * ATOM_BYTES
 
     def first_q(self, k_tile: Int32) -> Int32:
         """The first K atom of a raw stage."""
@@ -180,53 +227,88 @@ class BlockScaledOperand:
         self, args, buffers, rows: cutlass.Constexpr, row0, k_tile, batch, stage, barrier
     ):
         """One thread: copy the scale atoms of a stage that exist."""
-        along_rows, along_k = self.valid_atoms(args, rows, row0, k_tile)
         base = buffers.scale_base + stage * self.scale_bytes(rows)
         batch = self.batch_index(args, batch)
-        for i in cutlass.range_constexpr(self.row_atoms(rows)):
-            for j in cutlass.range_constexpr(self.decoder.atoms_k):
-                if (along_rows > i) & (along_k > j):
-                    offset = cute.crd2idx(
-                        (row0 // 128 + i, self.first_q(k_tile) + j, batch), args.atoms.layout
-                    )
-                    bulk_load(
-                        base + (i * self.decoder.atoms_k + j) * ATOM_BYTES,
-                        args.atoms.iterator.toint() + offset,
-                        Int32(ATOM_BYTES),
-                        barrier,
-                    )
+        atoms_k = cutlass.const_expr(self.decoder.atoms_k)
+        for part in cutlass.range_constexpr(self.parts):
+            along_rows, along_k = self.valid_atoms(args, rows, row0, k_tile, part)
+            first = self.first_row(args, row0, part) // 128
+            for i in cutlass.range_constexpr(self.part_atoms(rows)):
+                for j in cutlass.range_constexpr(atoms_k):
+                    if (along_rows > i) & (along_k > j):
+                        offset = cute.crd2idx(
+                            (first + i, self.first_q(k_tile) + j, batch), args.atoms.layout
+                        )
+                        slot = cutlass.const_expr((part * self.part_atoms(rows) + i) * atoms_k + j)
+                        bulk_load(
+                            base + slot * ATOM_BYTES,
+                            args.atoms.iterator.toint() + offset,
+                            Int32(ATOM_BYTES),
+                            barrier,
+                        )
 
     def data_stage(self, buffers: OperandBuffers, rows: int, stage: Int32) -> Int32:
         """The shared-memory address of a stage's bytes."""
         return buffers.data_base + stage * self.data_bytes(rows)
 
-    def data_offset(self, rows: int, row: Int32, chunk: Int32) -> Int32:
-        """Where 16-byte chunk `chunk` of a row begins in a stage."""
-        if self.contiguous == "k":
-            # The 64-byte swizzle of the tensor map: bits 4-5 are xored with bits 7-8.
-            return row * ROW_BYTES + ((chunk ^ ((row >> 1) & 3)) << 4)
-        return chunk * 16 * rows + row
+    def data_offset(self, row: Int32, lane4: Int32) -> Int32:
+        """Where the share of a row of a quad's thread `lane4` begins in a stage."""
+        # The 64-byte swizzle of the tensor map: bits 4-5 are xored with bits 7-8.
+        at = row * ROW_BYTES + (((row >> 1) & 3) << 4)
+        return at + 2 * lane4 if self.decoder.bits == 8 else at
 
-    def load_words(self, at: Int32, rows: int, down: int) -> tuple:
-        """The four words of a chunk that lies `down` rows below the chunk at address `at`."""
-        if self.contiguous == "k":
-            return load_shared_v4(at + down * ROW_BYTES)
+    def load_words(self, at: Int32, down: int, half: int, select: Int32) -> list:
+        """A thread's words of half a row that lies `down` rows below, as `Decoder` wants them.
+
+        at: the address of its share; select: see `selector`. Neither 8 nor 32 nor 64 rows down does a swizzle change.
+        """
         words = []
-        for i in range(4):
-            word = load_shared_u8(at + down + 4 * i * rows)
-            for j in range(1, 4):
-                word = word | (load_shared_u8(at + down + (4 * i + j) * rows) << (8 * j))
-            words.append(word)
-        return tuple(words)
+        chunks = 4 // self.decoder.halves
+        for chunk in range(chunks * half, chunks * (half + 1)):
+            piece = (at ^ (16 * chunk) if chunk else at) + down * ROW_BYTES
+            if self.decoder.bits == 8:
+                lower, upper = load_shared_u16(piece), load_shared_u16(piece + 8)
+                words.append(permute(lower, upper, Int32(0x5140)))
+            else:
+                # Byte t of each word: the whole quad reads the chunk, which costs one access.
+                w0, w1, w2, w3 = load_shared_v4(piece)
+                pairs = permute(w0, w1, select), permute(w2, w3, select)
+                words.append(permute(*pairs, Int32(0x5410)))
+        return words
+
+    def selector(self, lane4: Int32) -> Int32:
+        """What a quad's thread `lane4` picks its bytes with (FP4)."""
+        return opaque(lane4 * 0x11 + 0x40)
 
     def scale_stage(self, buffers: OperandBuffers, rows: int, stage: Int32) -> Int32:
         """The shared-memory address of a stage's scale atoms."""
         return buffers.scale_base + stage * self.scale_bytes(rows)
 
-    def scale_offset(self, row: Int32) -> Int32:
-        """Where the first scale of a row lies in a stage's atoms."""
+    def scale_offsets(self, args, rows: int, row0, row: Int32, downs: list[int]) -> list:
+        """Where the first scales of rows of a stage lie, as (a thread's number, a constant).
+
+        row: in the tile that begins at row0; downs: how far below it the rows lie (0, 8, 32, 64 and
+        sums of them).
+        """
+        if not self.glu:
+            # Tiles of 64 rows can start in the middle of an atom.
+            start = row + (row0 & 127 if rows % 128 else 0)
+            base = opaque(self.atom_offset(start >> 7, start))
+            return [(base, 16 * (down % 32) + 4 * (down // 32)) for down in downs]
+        made = []
+        for down in downs:
+            # With 32 or 0 rows of `row` in a turn, `down` alone says which half it is of.
+            part, turn = down // GLU_ROWS % 2, row + down - down // GLU_ROWS % 2 * GLU_ROWS
+            first = self.first_row(args, row0, part)
+            there = first + (turn // (2 * GLU_ROWS)) * GLU_ROWS + turn % GLU_ROWS
+            slot = (there >> 7) - (first >> 7) + part * self.part_atoms(rows)
+            made.append((opaque(self.atom_offset(slot, there)), 0))
+        return made
+
+    def atom_offset(self, slot: Int32, row: Int32) -> Int32:
+        """Where the first scale of a row lies in a stage whose atom number `slot` holds it."""
         within = ((row & 31) << 4) + (((row >> 5) & 3) << 2)
-        return (row >> 7) * (self.decoder.atoms_k * ATOM_BYTES) + within
+        return slot * (self.decoder.atoms_k * ATOM_BYTES) + within
 
     def first_block(self, k_tile: Int32) -> Int32:
         """Position of a stage's first block within the stage's first atom."""
@@ -234,38 +316,24 @@ class BlockScaledOperand:
             return (k_tile * self.decoder.blocks) & 3
         return Int32(0)
 
+    def load_codes(self, at: Int32, k_tile: Int32) -> list:
+        """Words of the scale codes of all the stage's blocks of one row.
+
+        at: the address of the row's first scale in the stage.
+        """
+        if self.decoder.blocks == 2:
+            return [load_shared_u16(at + self.first_block(k_tile))]
+        return [load_shared_u32(at + i * ATOM_BYTES) for i in range(self.decoder.atoms_k)]
+
     @cute.jit
-    def guard(self, code: Int32, block: Int32, existing: Int32) -> Int32:
-        """Blocks past the end of K have padding for scales, and zeros for elements."""
-        if block >= existing:
-            code = Int32(self.decoder.neutral)
-        return code
+    def guard(self, codes: Int32, word: cutlass.Constexpr, existing: Int32) -> Int32:
+        """Word number `word` of a row's codes, with blocks past the end of K made neutral.
 
-    def chunk_codes(self, at: Int32, chunk: Int32, k_tile: Int32, existing: Int32) -> tuple:
-        """Scale codes (one, or two for 16-element blocks) of a row's chunk.
-
-        at: the address of the row's first scale in the stage. existing: how many of the stage's
+        Padding lies there for scales, and zeros for elements. existing: how many of the stage's
         blocks lie inside K.
         """
-        block = chunk * self.decoder.chunk_elements // self.decoder.sf_vec
-        within = block + self.first_block(k_tile)
-        at = at + (within & 3) + (within >> 2) * ATOM_BYTES
-        if self.decoder.scales_per_chunk == 1:
-            return (self.guard(load_shared_u8(at), block, existing),)
-        both = load_shared_u16(at)
-        return (
-            self.guard(both & 0xFF, block, existing),
-            self.guard(both >> 8, block + 1, existing),
-        )
-
-    def row_codes(self, at: Int32, k_tile: Int32, existing: Int32) -> tuple:
-        """Scale codes of all the stage's blocks of one row; arguments as above."""
-        codes = []
-        for atom in range(self.decoder.atoms_k):
-            word = load_shared_u32(at + atom * ATOM_BYTES)
-            if self.decoder.blocks < 4:
-                word = word >> (8 * self.first_block(k_tile))
-            for j in range(min(4, self.decoder.blocks)):
-                block = 4 * atom + j
-                codes.append(self.guard((word >> (8 * j)) & 0xFF, Int32(block), existing))
-        return tuple(codes)
+        inside = at_least(existing - 4 * word, Int32(0))
+        if inside < 4:
+            mask = (Int32(1) << (inside * 8)) - 1
+            codes = (codes & mask) | (Int32(self.decoder.neutral * 0x01010101) & ~mask)
+        return codes

@@ -17,6 +17,8 @@ class Ring:
     `full` and `empty` hold one mbarrier a stage. A producer waits on `empty`, fills, and arrives on
     `full` (`producers` arrivals, plus the bytes of asynchronous copies); a consumer waits on
     `full`, reads, and arrives on `empty` (`consumers` arrivals). All arrivals are one per warp.
+    blocks: those of a cluster that fill each other's stages; a stage is empty when the consumers
+    of all of them have read theirs.
     """
 
     full: cute.Pointer
@@ -24,17 +26,18 @@ class Ring:
     stages: int
     producers: int
     consumers: int
+    blocks: int = 1
 
     @staticmethod
-    def allocate(smem, stages: int, producers: int, consumers: int) -> "Ring":
+    def allocate(smem, stages: int, producers: int, consumers: int, blocks: int = 1) -> "Ring":
         barriers = smem.allocate_array(cutlass.Int64, 2 * stages, byte_alignment=8)
-        return Ring(barriers, barriers + stages, stages, producers, consumers)
+        return Ring(barriers, barriers + stages, stages, producers, consumers, blocks)
 
     def initialize(self) -> None:
         """One thread of the block; a fence and a block barrier must follow."""
         for stage in range(self.stages):
             cute.arch.mbarrier_init(self.full + stage, self.producers)
-            cute.arch.mbarrier_init(self.empty + stage, self.consumers)
+            cute.arch.mbarrier_init(self.empty + stage, self.consumers * self.blocks)
 
     def producer_state(self) -> pipeline.PipelineState:
         return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
@@ -64,5 +67,41 @@ class Ring:
     def release(self, state: pipeline.PipelineState):
         """A whole warp that has read the stage."""
         cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.empty + state.index)
+        if cutlass.const_expr(self.blocks == 1):
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(self.empty + state.index)
+        else:
+            lane = cute.arch.lane_idx()
+            if lane < self.blocks:
+                cute.arch.mbarrier_arrive(self.empty + state.index, lane)
+
+
+# Named barrier with which the first of two cooperating warpgroups lets the second follow.
+FOLLOW = 14
+
+
+@dataclass(frozen=True)
+class Skew:
+    """Keeps the second of two warpgroups that drain the same ring some stages behind the first.
+
+    Both give the number of the warpgroup and the item's stages. Items shorter than the ring go
+    without: in longer ones the first warpgroup cannot be a whole item ahead, and the barrier's
+    arrivals belong to one item.
+    """
+
+    by: int
+    stages: int
+
+    @cute.jit
+    def begin(self, group: Int32, count: Int32):
+        """Before an item's first stage."""
+        if cutlass.const_expr(self.by > 0):
+            if (group == 1) & (count >= self.stages):
+                cute.arch.barrier(barrier_id=FOLLOW, number_of_threads=256)
+
+    @cute.jit
+    def passed(self, group: Int32, count: Int32, stage: Int32):
+        """After an item's stage number `stage`."""
+        if cutlass.const_expr(self.by > 0):
+            if (group == 0) & (stage == self.by - 1) & (count >= self.stages):
+                cute.arch.barrier_arrive(barrier_id=FOLLOW, number_of_threads=256)

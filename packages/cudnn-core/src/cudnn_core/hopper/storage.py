@@ -9,26 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from .bits import bits_float, float_bits, round_pair
-
-
-@cute.jit
-def e2m1_code(x: Float32) -> Int32:
-    """The FP4 code: nearest even, saturating at 6; NaN gives +6."""
-    bits = float_bits(x)
-    nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    magnitude = bits & 0x7FFFFFFF
-    # As integers, everything beyond 6.0 saturates: larger numbers, Inf and NaN.
-    if magnitude > 0x40C00000:
-        magnitude = Int32(0x40C00000)
-    # From 1 on: round to one mantissa bit, and count (exponent, mantissa) from 0.5's exponent.
-    code = ((magnitude + 0x1FFFFF + ((magnitude >> 22) & 1)) >> 22) - 252
-    if magnitude < 0x3F800000:
-        # Below 1, codes are halves: adding 2^22, whose last place is a half, rounds to them.
-        code = float_bits(bits_float(magnitude) + Float32(4194304.0)) & 7
-    if not nan:
-        code = code | ((bits >> 28) & 8)
-    return code
+from .bits import round_pair
 
 
 @dataclass(frozen=True)
@@ -57,9 +38,7 @@ class StorageFormat:
 
     @cute.jit
     def pack(self, first: Float32, second: Float32) -> Int32:
-        """Two neighbours, rounded, in the low bits of a word, the first lowest (not for FP32)."""
-        if cutlass.const_expr(self.bits == 4):
-            return e2m1_code(first) | (e2m1_code(second) << 4)
+        """Two neighbours, rounded, in the low bits of a word, the first lowest (8 and 16 bits)."""
         return round_pair(first, second, self.pair_kind)
 
 

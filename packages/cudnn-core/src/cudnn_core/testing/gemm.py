@@ -156,7 +156,8 @@ def to_framework(flat: np.ndarray, framework: str) -> Any:
     if framework in ("numpy", "jax"):
         return flat
     torch = sys.modules["torch"]
-    tensor = torch.from_numpy(flat)
+    # What comes from an empty array has stride 0, and cannot be viewed as a wider type.
+    tensor = torch.from_numpy(flat) if flat.size else torch.empty(0, dtype=torch.uint8)
     return tensor.cuda() if framework == "cuda" else tensor
 
 

@@ -1,4 +1,4 @@
-"""Hopper kernels: block quantization and the amax of a whole array. Imports the DSL, formats.*.
+"""Hopper kernels: block quantization and the amax of a whole array. Imports the DSL, hopper.convert, formats.*.
 
 A block of threads takes 128 rows by `tile_k` elements of one batch: a whole number of 512-byte
 scale atoms. Its scale bytes gather in shared memory and leave 16 at a time.
@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cuda.bindings import driver
 from cutlass import Float32, Int32, Int64, Uint8, Uint32
 
-from . import convert
+from ...hopper import convert
 from .config import TILE_ROWS, AmaxConfig, QuantizeConfig
 
 _DTYPES = {
@@ -184,7 +184,7 @@ class QuantizeKernel:
         if cutlass.const_expr(fmt.scale_is_e8m0):
             code, gain, nan = convert.e8m0_scale(amax, fmt)
         else:
-            code, gain, nan = convert.e4m3_scale(amax, constant, fmt)
+            code, gain, nan = convert.e4m3_scale(amax, fmt, constant)
         # Bytes of blocks that do not exist are 0, whatever the per-tensor scale is.
         code = convert.keep_word(code, inside)
         block = k // config.block

@@ -1,4 +1,6 @@
-"""Device conversions, each bit-equal to formats.reference. Imports the DSL, formats.spec.
+"""Device conversions of quantization, each bit-equal to formats.reference.
+
+May import: the CuTe DSL. Formats (`fmt`) are formats.spec.Format objects, which callers hand in.
 
 PTX is spelled out where a rounding, a NaN rule or the treatment of subnormals matters, so that no
 compiler setting decides it.
@@ -8,9 +10,9 @@ from cutlass import Float32, Int32, Uint32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op, select_
 
-from ..spec import E2M1, E4M3, FLOAT_MAX, float_bits
-
 INF = 0x7F800000
+FLOAT_MAX = 3.4028234663852886e38
+E4M3_NAN = 0x7F
 _CVT = {"float8_e4m3fn": "e4m3x2", "float8_e5m2": "e5m2x2"}
 
 
@@ -22,7 +24,7 @@ def _asm(result, operands, text, *, loc=None, ip=None):
         llvm.inline_asm(
             result.mlir_type,
             [x.ir_value(loc=loc, ip=ip) for x in operands],
-            "{ .reg .b16 l, h; .reg .b32 t; .reg .f32 a, b, c; " + text + " }",
+            "{ .reg .b16 l, h; .reg .b32 t; .reg .f32 a, b, c; .reg .pred p; " + text + " }",
             constraints,
             has_side_effects=False,
             is_align_stack=False,
@@ -77,6 +79,16 @@ def reciprocal(x: Float32, *, loc=None, ip=None) -> Float32:
 
 
 @dsl_user_op
+def reciprocal_of_scale(x: Float32, *, loc=None, ip=None) -> Float32:
+    """As `reciprocal`, without its way out for extreme numbers: for E4M3 scales, 2^-9 to 448 or 0."""
+    text = (
+        "rcp.approx.ftz.f32 a, $1; neg.f32 b, $1; fma.rn.f32 b, b, a, 0f3F800000; "
+        "fma.rn.f32 b, a, b, a; setp.eq.f32 p, $1, 0f00000000; selp.f32 $0, a, b, p;"
+    )
+    return _asm(Float32, [x], text, loc=loc, ip=ip)
+
+
+@dsl_user_op
 def permute_bytes(x: Uint32, y: Uint32, selector: int, *, loc=None, ip=None) -> Uint32:
     return _asm(Uint32, [x, y], f"prmt.b32 $0, $1, $2, 0x{selector:04x};", loc=loc, ip=ip)
 
@@ -84,25 +96,32 @@ def permute_bytes(x: Uint32, y: Uint32, selector: int, *, loc=None, ip=None) -> 
 # --- scales ------------------------------------------------------------------------------------
 
 
-def e8m0_scale(amax: Float32, fmt):
-    """(code, gain, is NaN) of a block: code = s rounded up, gain = 2^(127 - code)."""
-    s = multiply(amax, _constant(1.0 / fmt.element.max_value)).bitcast(Uint32)
+def e8m0_scale(amax: Float32, fmt, norm_constant=None):
+    """(code, gain, is NaN) of a block: code = s rounded up, gain = nc * 2^(127 - code) with nc = 1 unless given."""
+    s = multiply(amax, _constant(fmt.element.reciprocal_bits))
+    if norm_constant is not None:
+        s = multiply(s, norm_constant)
+    s = s.bitcast(Uint32)
+    # A sign, which a negative constant leaves, makes a NaN too.
     nan = s > Uint32(INF)
     code = (s + Uint32(0x7FFFFF)) >> Uint32(23)
     code = _select(code < Uint32(254), code, Uint32(254))
     code = _select(s > Uint32(0x400000), code, Uint32(0))
     # 2^-127, the gain of code 254, is a subnormal number.
     power = _select(code == Uint32(254), Uint32(0x400000), (Uint32(254) - code) << Uint32(23))
-    return _select(nan, Uint32(255), code), power.bitcast(Float32), nan
+    code, gain = _select(nan, Uint32(255), code), power.bitcast(Float32)
+    if norm_constant is not None:
+        gain = min_nan(multiply(gain, norm_constant), Float32(FLOAT_MAX))
+    return code, gain, nan
 
 
-def e4m3_scale(amax: Float32, norm_constant, fmt):
-    """(code, gain, is NaN) of a block; norm_constant is None or FP32."""
-    s = multiply(amax, _constant(1.0 / fmt.element.max_value))
+def e4m3_scale(amax: Float32, fmt, norm_constant=None):
+    """(code, gain, is NaN) of a block: code = s to nearest, gain = nc / its value, at most FLT_MAX."""
+    s = multiply(amax, _constant(fmt.element.reciprocal_bits))
     if norm_constant is not None:
         s = multiply(s, norm_constant)
-    code = _select(s == s, e4m3_encode(s), Uint32(E4M3.nan_code))
-    gain = reciprocal(e4m3_decode(code))
+    code = _select(s == s, e4m3_encode(s), Uint32(E4M3_NAN))
+    gain = reciprocal_of_scale(e4m3_decode(code))
     if norm_constant is not None:
         gain = multiply(gain, norm_constant)
     gain = min_nan(gain, Float32(FLOAT_MAX))
@@ -118,8 +137,7 @@ def norm_constant_of(per_tensor_scale: Float32) -> Float32:
 
 def tensor_scale_of(amax: Float32) -> Float32:
     """min(amax, FLT_MAX) / (6 * 448)."""
-    limit = Float32(E2M1.max_value * E4M3.max_value)
-    return divide(min_nan(amax, Float32(FLOAT_MAX)), limit)
+    return divide(min_nan(amax, Float32(FLOAT_MAX)), Float32(6.0 * 448.0))
 
 
 @dsl_user_op
@@ -169,7 +187,7 @@ def _fp4_word(values: list, gain: Float32, fmt) -> Uint32:
     return word | _sign_nibbles([x.bitcast(Uint32) for x in values])
 
 
-_BIAS = float_bits(2.0**23)
+_BIAS = 0x4B000000  # 2^23
 
 
 @dsl_user_op
@@ -189,6 +207,37 @@ def fp4_biased(x: Float32, gain: Float32, *, loc=None, ip=None) -> Uint32:
     return _asm(Uint32, [x, gain], text, loc=loc, ip=ip)
 
 
+def e2m1_word(values: list, products: bool = False) -> Uint32:
+    """Eight E2M1 codes, the first in the lowest nibble: nearest even, saturating at 6; NaN gives +6.
+
+    products: the values come from arithmetic, whose NaN has no sign; that saves an instruction each.
+    """
+    if not products:
+        values = [_six_for_nan(x) for x in values]
+    word = _e2m1_biased(values[7])
+    for x in values[6::-1]:
+        word = word * Uint32(16) + _e2m1_biased(x)
+    word = word - Uint32((_BIAS * 17) & 0xFFFFFFFF)
+    return word | _sign_nibbles([x.bitcast(Uint32) for x in values])
+
+
+@dsl_user_op
+def _six_for_nan(x: Float32, *, loc=None, ip=None) -> Float32:
+    """min(x, 6), which is 6 for NaN."""
+    return _asm(Float32, [x], "min.f32 $0, $1, 0f40C00000;", loc=loc, ip=ip)
+
+
+@dsl_user_op
+def _e2m1_biased(x: Float32, *, loc=None, ip=None) -> Uint32:
+    """As `fp4_biased` without a gain; at most 6, so that the highest line needs no limit."""
+    text = (
+        "abs.f32 a, $1; min.f32 a, a, 0f40C00000; "
+        "fma.rn.f32 b, a, 0f40000000, 0f4B000000; add.rn.f32 c, a, 0f4B000002; min.f32 b, b, c; "
+        "fma.rn.f32 c, a, 0f3F000000, 0f4B000004; min.f32 b, b, c; mov.b32 $0, b;"
+    )
+    return _asm(Uint32, [x], text, loc=loc, ip=ip)
+
+
 def _sign_nibbles(w: list) -> Uint32:
     """Bit 4i+3 is the sign bit of word i, for eight words."""
     even = [permute_bytes(w[i], w[i + 2], 0x0073) for i in (0, 4)]
@@ -198,8 +247,8 @@ def _sign_nibbles(w: list) -> Uint32:
     return (low & Uint32(0x08080808)) | (high & Uint32(0x80808080))
 
 
-def _constant(value: float) -> Float32:
-    return Uint32(float_bits(value)).bitcast(Float32)
+def _constant(bits: int) -> Float32:
+    return Uint32(bits).bitcast(Float32)
 
 
 def _select(condition, x: Uint32, y: Uint32) -> Uint32:

@@ -1,0 +1,258 @@
+"""A bandwidth-bound kernel that writes an operand out K-major, in a type that its partner can meet.
+
+May import: the CuTe DSL, arguments.py, bits.py, decode.py, operand.py, schedule.py, workspace.py.
+
+Block-scaled elements become what the main loop's decoder makes of them: element * scale, rounded
+once to BF16. All other conversions are exact: FP8 to BF16 or FP16, 16 bits and BF16 values to FP32;
+any type to itself, from rows that are contiguous. A thread block of 256 threads works on a tile;
+every thread writes pieces of 8 elements, so that each warp fills whole sectors of memory:
+
+    K-major    128 rows x 256 elements of K; a warp reads and writes 256 elements of a row
+    MN-major   128 rows x 128 elements of K; a thread turns 8 x 8 elements around
+"""
+
+from dataclasses import dataclass
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from .arguments import DSL_TYPES
+from .bits import (
+    e4m3_pair_to_bf16x2,
+    f16_to_f32,
+    fp8_to_bf16,
+    fp8_to_f16,
+    load_global_u8,
+    load_global_words,
+    mul_bf16x2,
+    permute,
+    store_global,
+)
+from .decode import e2m1_to_bf16, fp8_kind, fp32_scale, table_words
+from .operand import BlockScaledOperand
+from .schedule import at_most
+from .workspace import pitch
+
+THREADS = 256
+TILE_ROWS = 128
+# Elements of a piece.
+PIECE = 8
+# Rows whose loads a thread has in flight at once.
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class ExpandArgs:
+    """Run-time values: addresses, extents, and byte strides of the source."""
+
+    source: Int64
+    scales: Int64
+    target: Int64
+    rows: Int32
+    k: Int32
+    batches: Int32
+    outer_stride: Int64
+    batch_stride: Int64
+    scale_strides: tuple
+
+
+def bits_of(element: str) -> int:
+    """The size of an element."""
+    return DSL_TYPES[element].width
+
+
+@dataclass(frozen=True)
+class Expand:
+    """Writes one operand out as `target`: "bfloat16", "float16", "float32" or the operand's own type."""
+
+    operand: BlockScaledOperand
+    target: str = "bfloat16"
+
+    @property
+    def bits(self) -> int:
+        return bits_of(self.operand.element)
+
+    @property
+    def target_bytes(self) -> int:
+        return bits_of(self.target) // 8
+
+    @property
+    def tile_k(self) -> int:
+        return 256 if self.operand.contiguous == "k" else 128
+
+    @cute.jit
+    def launch(self, tensor: cute.Tensor, scales, target: cute.Pointer, stream: cuda.CUstream):
+        """On the host: expand `tensor` into the bytes at `target`; returns them as (rows, K, L).
+
+        scales: None where elements have none.
+        """
+        operand = self.operand
+        mn, k, batches = (0, 1, 2) if operand.batch == "last" else (1, 2, 0)
+        # Strides and extents count elements, or the bytes of packed pairs.
+        packed = cutlass.const_expr(self.bits == 4 and operand.container == "uint8")
+        codes = cutlass.const_expr(2 if packed else 1)
+        rows, depth = Int32(tensor.shape[mn]), Int32(tensor.shape[k]) * codes
+        count = Int32(tensor.shape[batches])
+        outer = k if operand.contiguous == "mn" else mn
+        scale_address, scale_strides = Int64(0), (Int64(0), Int64(0), Int64(0))
+        if cutlass.const_expr(scales is not None):
+            scale_address = scales.iterator.toint()
+            modes = (2, 4, 5) if operand.sf_form == "logical" else (1, 2, 0)
+            scale_strides = tuple(Int64(scales.stride[i]) for i in modes)
+            if Int32(scales.shape[modes[2]]) == 1:
+                # Like an operand, scales with one batch serve every batch.
+                scale_strides = (*scale_strides[:2], Int64(0))
+        args = ExpandArgs(
+            source=tensor.iterator.toint(),
+            scales=scale_address,
+            target=target.toint(),
+            rows=rows,
+            k=depth,
+            batches=count,
+            outer_stride=Int64(tensor.stride[outer]) * codes * self.bits // 8,
+            batch_stride=Int64(tensor.stride[batches]) * codes * self.bits // 8,
+            scale_strides=scale_strides,
+        )
+        blocks = self.tiles(args) * count
+        self.kernel(args).launch(grid=[blocks, 1, 1], block=[THREADS, 1, 1], stream=stream)
+        line = cute.assume(Int64(pitch(depth)), divby=32)
+        return cute.make_tensor(
+            cute.recast_ptr(target, dtype=DSL_TYPES[self.target]),
+            cute.make_layout((rows, depth, count), stride=(line, 1, line * rows)),
+        )
+
+    def tiles(self, args: ExpandArgs) -> Int32:
+        """Tiles of one batch."""
+        return (args.rows + TILE_ROWS - 1) // TILE_ROWS * self.tiles_k(args)
+
+    def tiles_k(self, args: ExpandArgs) -> Int32:
+        return (args.k + self.tile_k - 1) // self.tile_k
+
+    @cute.kernel
+    def kernel(self, args: ExpandArgs):
+        # A kernel that follows may set itself up, and waits before it reads.
+        cute.arch.griddepcontrol_launch_dependents()
+        block, _, _ = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        batch = block // self.tiles(args)
+        block = block - batch * self.tiles(args)
+        row0 = block // self.tiles_k(args) * TILE_ROWS
+        k0 = block % self.tiles_k(args) * self.tile_k
+        source = args.source + batch * args.batch_stride
+        if args.batches == 1:
+            # Its stride may be anything.
+            source = args.source
+        target = args.target + Int64(batch) * args.rows * pitch(args.k) * self.target_bytes
+        scales = args.scales + batch * args.scale_strides[2]
+        if cutlass.const_expr(self.operand.contiguous == "k"):
+            k = k0 + thread % 32 * PIECE
+            if k < args.k:
+                for i in cutlass.range_constexpr(TILE_ROWS // (8 * BATCH)):
+                    row = row0 + thread // 32 + 8 * BATCH * i
+                    self.lines(args, source, scales, target, row, k)
+        else:
+            # A warp lies 4 pieces along K and 8 along rows, the 8 warps 4 along K and 2 along rows.
+            k = k0 + (thread % 4 + thread // 64 * 4) * PIECE
+            row = row0 + (thread // 4 % 8 + thread // 32 % 2 * 8) * PIECE
+            if (row < args.rows) & (k < args.k):
+                self.square(args, source, scales, target, row, k)
+
+    @cute.jit
+    def scale_code(self, args, scales, row, k) -> Int32:
+        """The scale code of an element; of 1 without scales."""
+        if cutlass.const_expr(self.operand.scale is None or self.target == self.operand.element):
+            return Int32(127)
+        block = k // self.operand.sf_vec
+        r, q, _ = args.scale_strides
+        atom = (row // 128) * r + (block // 4) * q
+        within = (row % 32) * 16 + row // 32 % 4 * 4 + block % 4
+        return load_global_u8(scales + atom + within)
+
+    @cute.jit
+    def lines(self, args, source, scales, target, row, k):
+        """One piece of each of BATCH rows, 8 apart."""
+        width = cutlass.const_expr(PIECE * self.bits // 32)
+        words = cute.make_rmem_tensor((width, BATCH), Int32)
+        codes = cute.make_rmem_tensor(BATCH, Int32)
+        for i in cutlass.range_constexpr(BATCH):
+            # Rows beyond the end read the last one, without branches.
+            line = at_most(row + 8 * i, args.rows - 1)
+            at = source + line * args.outer_stride + Int64(k) * self.bits // 8
+            loaded = load_global_words(at, width)
+            for w in cutlass.range_constexpr(width):
+                words[w, i] = loaded[w]
+            codes[i] = self.scale_code(args, scales, line, k)
+        for i in cutlass.range_constexpr(BATCH):
+            if row + 8 * i < args.rows:
+                piece = self.expand([words[w, i] for w in range(width)], codes[i])
+                self.store(args, target, row + 8 * i, k, piece)
+
+    @cute.jit
+    def square(self, args, source, scales, target, row, k):
+        """8 rows by 8 elements of K of an operand whose rows are contiguous."""
+        width = cutlass.const_expr(PIECE * self.bits // 32)
+        words = cute.make_rmem_tensor((width, PIECE), Int32)
+        for i in cutlass.range_constexpr(PIECE):
+            depth = at_most(k + i, args.k - 1)
+            at = source + depth * args.outer_stride + Int64(row) * self.bits // 8
+            loaded = load_global_words(at, width)
+            for w in cutlass.range_constexpr(width):
+                words[w, i] = loaded[w]
+        codes = [self.scale_code(args, scales, row + i, k) for i in range(PIECE)]
+        lines = [line for w in range(width) for line in self.turned(words, w)]
+        for i in cutlass.range_constexpr(PIECE):
+            if row + i < args.rows:
+                self.store(args, target, row + i, k, self.expand(lines[i], codes[i]))
+
+    def turned(self, words, w: int) -> list:
+        """The rows that share words number w: for each, its elements along K."""
+        column = [words[w, i] for i in range(PIECE)]
+        if self.bits == 32:
+            return [column]
+        if self.bits == 16:
+            pairs = [column[i : i + 2] for i in range(0, PIECE, 2)]
+            return [[permute(*p, Int32(select)) for p in pairs] for select in (0x5410, 0x7632)]
+        left, right = transposed(column[:4]), transposed(column[4:])
+        return [[left[i], right[i]] for i in range(4)]
+
+    def store(self, args, target, row, k, piece: list):
+        """Eight elements of a row."""
+        at = target + (Int64(row) * pitch(args.k) + k) * self.target_bytes
+        for first in range(0, len(piece), 4):
+            store_global(at + 4 * first, piece[first : first + 4])
+
+    def expand(self, words: list, code: Int32) -> list:
+        """Eight elements under one scale, as words of the target."""
+        element = self.operand.element
+        if element == self.target:
+            return words
+        if element == "float16":
+            return [v for word in words for v in f16_to_f32(word)]
+        if self.target == "float16":
+            return [v for word in words for v in fp8_to_f16(word, fp8_kind(element))]
+        values = words if element == "bfloat16" else self.to_bf16(words, code)
+        if self.target == "bfloat16":
+            return values
+        return [v for word in values for v in (word << 16, word & -0x10000)]
+
+    def to_bf16(self, words: list, code: Int32) -> list:
+        """Eight 8-bit or 4-bit elements times a scale."""
+        if self.bits == 8:
+            scale, kind = fp32_scale(code), fp8_kind(self.operand.element)
+            return [v for word in words for v in fp8_to_bf16(word, scale, kind, False)]
+        if self.operand.scale == "float8_e4m3fn":
+            factor, _ = e4m3_pair_to_bf16x2(code, 0)
+        else:
+            factor = (fp32_scale(code) >> 16) * 0x10001
+        return [mul_bf16x2(v, factor) for v in e2m1_to_bf16(words[0], table_words())]
+
+
+def transposed(words: list) -> list:
+    """Word i of the result holds byte i of each word."""
+    made = []
+    for select in (0x5140, 0x7362):
+        first, second = (permute(*words[i : i + 2], Int32(select)) for i in (0, 2))
+        made += [permute(first, second, Int32(0x5410)), permute(first, second, Int32(0x7632))]
+    return made

@@ -1,0 +1,24 @@
+"""Sizes of scratch memory that kernels of this folder take. Imports tile.py: planning needs no DSL."""
+
+from .tile import TileConfig
+
+
+def pitch(k):
+    """Elements from one expanded row to the next; what lies beyond K is not defined."""
+    return (k + 31) // 32 * 32
+
+
+def expanded_bytes(rows, k, batches, dtype: str = "bfloat16"):
+    """Bytes that a (rows, k, batches) operand takes, rewritten as `dtype`; a multiple of 32."""
+    size = {"float32": 4, "float16": 2, "bfloat16": 2}.get(dtype, 1)
+    return batches * rows * pitch(k) * size
+
+
+def partial_bytes(tile: TileConfig, blocks: int) -> int:
+    """Bytes of the workspace for partial tiles, which may hold anything at first."""
+    return blocks * tile.bm * tile.bn * 4
+
+
+def flag_bytes(tile: TileConfig, blocks: int) -> int:
+    """Bytes of the workspace for flags, which must be zero at first and is zero again afterwards."""
+    return blocks * tile.sharers * 4

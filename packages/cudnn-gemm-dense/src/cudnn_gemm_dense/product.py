@@ -1,0 +1,181 @@
+"""The product of every fused dense GEMM: core's bodies and the expansion, put together for any two sides.
+
+May import the CuTe DSL and cudnn_core.hopper; loaded only to compile.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from cudnn_core.hopper import arguments
+from cudnn_core.hopper.decoded import DecodedBody
+from cudnn_core.hopper.expand import Expand
+from cudnn_core.hopper.gemm import HopperGemm
+from cudnn_core.hopper.matrix import MatrixOperand
+from cudnn_core.hopper.operand import BlockScaledOperand
+from cudnn_core.hopper.plain import PlainBody
+from cudnn_core.hopper.schedule import DenseSchedule
+from cudnn_core.hopper.stream import StreamSchedule
+from cudnn_core.hopper.tile import SHARED_MEMORY
+from cudnn_core.hopper.tile import why_not as tile_why_not
+from cudnn_core.hopper.workspace import expanded_bytes
+
+from .config import Product, Side, scratch
+
+# Shared memory for barriers and alignment.
+MARGIN = 2048
+
+
+def block_scaled(side: Side, batch: str) -> BlockScaledOperand:
+    """The side as the decoder and the expansion see it."""
+    return BlockScaledOperand(
+        element=side.dtype,
+        scale=side.scale,
+        sf_vec=side.sf_vec,
+        contiguous=side.contiguous,
+        container=side.container,
+        sf_form=side.sf_form,
+        batch=batch,
+    )
+
+
+def body_of(product: Product) -> DecodedBody | PlainBody:
+    """The main loop."""
+    (left, right), (along_m, along_n) = product.treatments, product.tile.cluster
+    a = matrix(product, product.a, left, along_n)
+    apart = product.glu == "concatenated"
+    if product.decodes:
+        weights = replace(block_scaled(product.b, product.batch), glu=apart)
+        if right is not None:
+            weights = replace(weights, contiguous="k", batch="last")
+        follows = (right is not None, left is not None)
+        return DecodedBody(product.tile, weights, a, product.glu is not None, follows)
+    b = replace(matrix(product, product.b, right, along_m), glu=apart)
+    return PlainBody(product.tile, a, b)
+
+
+def matrix(product: Product, side: Side, rewritten: str | None, sharers: int) -> MatrixOperand:
+    """The side as the tensor core reads it from shared memory."""
+    if rewritten is not None:
+        return MatrixOperand(rewritten, sharers=sharers)
+    return MatrixOperand(side.dtype, side.contiguous, product.batch, sharers=sharers)
+
+
+def why_not(product: Product, epilogue: Any) -> str | None:
+    """The reason why no kernel can be built, or None."""
+    reason = product.why_not() or tile_why_not(product.tile)
+    if reason is not None:
+        return reason
+    body = body_of(product)
+    reason = body.why_not() or epilogue.why_not()
+    if reason is not None:
+        return reason
+    if body.smem_bytes() + epilogue.smem_bytes() + MARGIN > SHARED_MEMORY:
+        return "the rings and the output staging need more shared memory than there is"
+    return None
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Run-time values of a product: what the kernel takes for its two sides, and the extents."""
+
+    first: Any
+    second: Any
+    m: Int32
+    n: Int32
+    k: Int32
+
+
+class Multiply:
+    """A product with an epilogue: what an op's host function calls."""
+
+    def __init__(self, product: Product, epilogue: Any):
+        reason = why_not(product, epilogue)
+        if reason is not None:
+            raise NotImplementedError(reason)
+        self.product, self.epilogue, self.body = product, epilogue, body_of(product)
+        schedule = DenseSchedule(product.tile)
+        if product.split is not None:
+            schedule = StreamSchedule(product.tile, least=product.split)
+        follows = product.decodes and any(product.treatments)
+        self.gemm = HopperGemm(product.tile, self.body, schedule, epilogue, follows)
+        scaled = ("sfa" if product.a.scale else None, "sfb" if product.b.scale else None)
+        self.inputs = ("a", "b", *filter(None, scaled))
+        self.scratch = scratch(product)
+
+    @cute.jit
+    def prepare(self, tensors: cutlass.Constexpr, stream) -> Operands:
+        """On the host: expand what must be, and make the tensor maps.
+
+        tensors: those of `inputs` and `scratch` by name.
+        """
+        product, tile, body = self.product, self.product.tile, self.body
+        sides = {"a": tensors["a"], "b": tensors["b"]}
+        used = Int64(0)
+        for name, target in zip("ab", product.treatments, strict=True):
+            if cutlass.const_expr(target is not None):
+                expand = Expand(block_scaled(getattr(product, name), product.batch), target)
+                place = (tensors["expanded"].iterator + used).align(16)
+                made = expand.launch(sides[name], tensors.get(f"sf{name}"), place, stream)
+                used += expanded_bytes(made.shape[0], Int64(made.shape[1]), made.shape[2], target)
+                sides[name] = made
+        if cutlass.const_expr(product.decodes):
+            a = body.activations.prepare(sides["a"], tile.columns)
+            b = body.weights.prepare(sides["b"], tensors["sfb"], tile.rows)
+            return Operands(b, a, a.extent, b.extent, a.k)
+        a, b = body.a.prepare(sides["a"], tile.bm), body.b.prepare(sides["b"], tile.bn)
+        return Operands(a, b, a.extent, b.extent, a.k)
+
+    @cute.jit
+    def launch(
+        self,
+        operands: Operands,
+        tensors: cutlass.Constexpr,
+        batches,
+        epilogue,
+        blocks: Int32,
+        stream,
+    ):
+        """On the host: run the main loop. epilogue: what the resources' `prepare` returned."""
+        shared = [tensors[name] for name in self.scratch if name != "expanded"]
+        if cutlass.const_expr(self.product.split is not None):
+            shared.append(blocks)
+        schedule = self.gemm.schedule.prepare(
+            operands.m, operands.n, operands.k, Int32(batches), *shared
+        )
+        self.gemm.launch(operands.first, operands.second, schedule, epilogue, blocks, stream)
+
+    def fake_inputs(self, m, n, k) -> list:
+        """Symbolic tensors of `inputs`; m, n, k: symbols shared with the outputs."""
+        product = self.product
+        placing = {"batched": product.batched, "batch": product.batch}
+        made = [
+            arguments.matrix(
+                rows,
+                k,
+                side.dtype,
+                side.container,
+                "second" if side.contiguous == "k" else "first",
+                **placing,
+            )
+            for side, rows in ((product.a, m), (product.b, n))
+        ]
+        for side in (product.a, product.b):
+            if side.scale is not None:
+                made.append(
+                    arguments.scales(side.scale, side.sf_container, side.sf_form, product.batched)
+                )
+        return made
+
+    def fake_scratch(self) -> list:
+        """Symbolic tensors of `scratch`."""
+        return [arguments.workspace() for _ in self.scratch]
+
+    def expected_instructions(self) -> tuple[str, ...]:
+        """What the machine code must contain."""
+        product = self.product
+        loads = ("UBLKCP",) if product.decodes else ()
+        return ("QGMMA" if product.meeting is None else "HGMMA", "UTMALDG", *loads)

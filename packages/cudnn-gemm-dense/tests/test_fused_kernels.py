@@ -1,0 +1,159 @@
+"""From bound problems of swiglu, srelu and dsrelu to kernels: plans on the host, and machine code for sm_90a.
+
+May import the project's contracts, planning and compiler.
+"""
+
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+
+from cudnn_core.hopper.tile import TileConfig
+from cudnn_gemm_dense import kernels
+from cudnn_gemm_dense.config import FusedConfig
+
+OPS = ("swiglu", "srelu", "dsrelu")
+every_op = pytest.mark.parametrize("op", OPS)
+
+
+def operation(op):
+    return import_module(f"cudnn_gemm_dense.{op}").OP
+
+
+def problem(op, a="bfloat16", b="bfloat16", m=8192, n=8192, k=8192, out=None, **attributes):
+    return kernels.fused_example(operation(op).contract, a, b, (m, n, k), out, **attributes)
+
+
+def engine(op):
+    return next(e for e in operation(op).engines if e.name == "hopper")
+
+
+def plan(*args, **more):
+    return engine(args[0]).plan(problem(*args, **more))
+
+
+# --- planning --------------------------------------------------------------------------------------------------------
+
+
+@every_op
+def test_extents_alone_make_few_plans(op):
+    sizes = (1, 7, 16, 17, 63, 64, 65, 100, 129, 1000, 4096, 8192)
+    for a, b in (("bfloat16", "bfloat16"), ("bfloat16", "nvfp4"), ("mxfp8", "mxfp8")):
+        made = {plan(op, a, b, m, n, k) for m in sizes for n in (1024, 8192) for k in (1024, 16384)}
+        assert len(made) <= 6
+
+
+@every_op
+def test_what_makes_a_plan_of_its_own(op):
+    plain = plan(op)
+    assert plan(op, m=8000) == plain
+    for other in (
+        plan(op, "float16", "float16"),
+        plan(op, out="mxfp8"),
+        plan(op, out="nvfp4"),
+        plan(op, "bfloat16", "mxfp8"),
+        plan(op, "bfloat16", "mxfp8", form="physical"),
+    ):
+        assert other != plain
+    if op == "swiglu":
+        assert plan(op, glu_layout="concatenated") != plain != plan(op, ab12_dtype=None)
+    major = {"d_major" if op == "dsrelu" else "c_major": "m"}
+    assert plan(op, **major) != plain
+    # Nothing of it reaches a kernel: hints, and how an amax that is not there would be reduced.
+    assert plan(op, mma_tiler_mn=(128, 128), cluster_shape_mn=(2, 2)) == plain
+    assert plan(op, amax="none") == plain
+
+
+@every_op
+def test_amax_and_its_absence(op):
+    config = plan(op, "nvfp4", "nvfp4").config
+    assert isinstance(config, FusedConfig) and "amax" in config.order
+    assert "amax" not in plan(op, "nvfp4", "nvfp4", amax="none").config.order
+
+
+def test_workspaces_of_dprob_hold_a_sum_for_each_row_and_tile(monkeypatch):
+    monkeypatch.setattr(kernels, "device_info", lambda ordinal: SimpleNamespace(sm_count=132))
+    for a, b in (("bfloat16", "bfloat16"), ("bfloat16", "mxfp8")):
+        bound = problem("dsrelu", a, b, m=1000, n=1000)
+        tile = kernels.product_of(bound).tile
+        sizes = [w.nbytes for w in kernels.fused_workspaces(bound)]
+        parts = -(-1000 // tile.bn) * (tile.sharers if tile.orientation == "swapped" else 1)
+        assert sizes[-1] == 4 * 1000 * parts
+        assert kernels.workspaces(bound) == kernels.fused_workspaces(bound)[:-1]
+
+
+def test_row_parts_are_those_of_the_resource():
+    pytest.importorskip("cutlass")
+    from cudnn_core.hopper.epilogue import Fragments, RowSum
+
+    for tile in (TileConfig(), kernels.swapped(64, 256, 4, 4, warpgroups=4), kernels.MANY_ROWS[0]):
+        for n in (1, 128, 129, 1000):
+            assert RowSum(Fragments(tile)).parts(n) == kernels.row_parts(tile, n)
+
+
+def test_halves_that_break_groups_are_declined():
+    bound = problem("swiglu", n=200, glu_layout="concatenated")
+    assert "N = 200" in engine("swiglu").why_not(bound)
+    assert engine("swiglu").why_not(problem("swiglu", n=192, glu_layout="concatenated")) is None
+
+
+@every_op
+def test_what_cudnn_compile_makes(op):
+    labels = [label for label, _ in operation(op).sources()]
+    assert len(labels) == len(set(labels)) >= 14
+    everything = [label for label, _ in operation(op).sources(everything=True)]
+    assert len(everything) > len(labels)
+
+
+# --- machine code ----------------------------------------------------------------------------------------------------
+
+COMPILED = [
+    ("swiglu", "bfloat16", "bfloat16", 8192, None, {}),
+    ("swiglu", "float16", "float16", 256, "mxfp8", {"ab12_dtype": None}),
+    ("swiglu", "float32", "float32", 8192, None, {"c_dtype": "float32", "ab12_dtype": "float32"}),
+    ("swiglu", "float8_e4m3fn", "float8_e5m2", 8192, None, {}),
+    ("swiglu", "mxfp8", "mxfp8", 8192, "mxfp8", {"ab12_dtype": None}),
+    ("swiglu", "nvfp4", "nvfp4", 8192, "nvfp4", {}),
+    ("swiglu", "bfloat16", "nvfp4", 16, None, {"glu_layout": "concatenated"}),
+    ("swiglu", "bfloat16", "mxfp8", 64, "mxfp4", {}),
+    ("swiglu", "bfloat16", "bfloat16", 8192, None, {"glu_layout": "concatenated", "c_major": "m"}),
+    ("srelu", "bfloat16", "mxfp4", 8192, None, {"c_major": "m"}),
+    ("srelu", "mxfp8", "mxfp8", 8192, "mxfp8", {}),
+    ("srelu", "nvfp4", "nvfp4", 8192, None, {"c_dtype": "float32", "d_dtype": "float32"}),
+    ("dsrelu", "bfloat16", "bfloat16", 8192, None, {}),
+    ("dsrelu", "mxfp8", "mxfp8", 8192, "mxfp8", {}),
+    ("dsrelu", "bfloat16", "mxfp8", 64, None, {"d_major": "m"}),
+]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("op, a, b, m, out, attributes", COMPILED)
+def test_machine_code(op, a, b, m, out, attributes):
+    """The instructions that the kernel is built around, and no local memory."""
+    from cudnn_core.testing import machine_code
+    from cudnn_gemm_dense import fused
+
+    if machine_code.find_disassembler() is None:
+        pytest.skip("nvdisasm is not installed (it comes with CUDA and with triton)")
+    config = plan(op, a, b, m, out=out, **attributes).config
+    sass = machine_code.disassemble(
+        machine_code.object_code(lambda: (fused.kernel(config), fused.fake_args(config), ""))
+    )
+    counts = machine_code.instructions(sass)
+    for opcode in fused.expected_instructions(config):
+        assert counts[opcode], opcode
+    assert machine_code.spills(sass) == 0
+
+
+@pytest.mark.compile
+def test_what_no_kernel_can_be_built_for():
+    from dataclasses import replace
+
+    from cudnn_gemm_dense import fused
+
+    config = plan("swiglu", "bfloat16", "mxfp8", 8192).config
+    tile = replace(config.product.tile, orientation="normal")
+    config = replace(config, product=replace(config.product, tile=tile))
+    assert "swapped" in fused.why_not(config)
+    with pytest.raises(NotImplementedError, match="swapped"):
+        fused.kernel(config)

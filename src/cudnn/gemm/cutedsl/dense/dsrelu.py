@@ -1,9 +1,0 @@
-"""`cudnn.gemm.cutedsl.dense.dsrelu`: upstream's path to GEMM + squared-ReLU backward."""
-
-from cudnn_core.lazy import attach
-from cudnn_gemm_dense import COMING, NAMES, names_of
-
-# Upstream's names in upstream's order; the canonical ones are served as well.
-__all__ = ["GemmDsreluSm100", "gemm_dsrelu_wrapper_sm100", "gemm_dsrelu_jax_sm100"]  # noqa: F822, RUF022
-
-__getattr__, __dir__ = attach(__name__, NAMES, coming=COMING, only=names_of("dsrelu"))

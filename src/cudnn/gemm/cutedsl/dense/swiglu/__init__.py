@@ -1,0 +1,9 @@
+"""`cudnn.gemm.cutedsl.dense.swiglu`: upstream's path to GEMM + SwiGLU."""
+
+from cudnn_core.lazy import attach
+from cudnn_gemm_dense import NAMES, names_of
+
+# Upstream's names in upstream's order; the canonical ones are served as well.
+__all__ = ["GemmSwigluSm100", "gemm_swiglu_wrapper_sm100", "gemm_swiglu_jax_sm100"]  # noqa: RUF022
+
+__getattr__, __dir__ = attach(__name__, NAMES, only=names_of("swiglu"))

@@ -1,0 +1,4 @@
+"""`cudnn.gemm.cutedsl.dense.swiglu.api`: upstream's path to the class and the wrapper."""
+
+from cudnn.gemm.cutedsl.dense.swiglu import __dir__ as __dir__
+from cudnn.gemm.cutedsl.dense.swiglu import __getattr__ as __getattr__

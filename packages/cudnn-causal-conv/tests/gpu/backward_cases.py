@@ -38,8 +38,12 @@ def config_of(named: dict, activation: str, dx) -> BackwardConv:
     )
 
 
+def plan_of(config):
+    return Plan("causal-conv/backward", "hopper", "sm_90a", config)
+
+
 def source_of(config):
-    return source_backward(Plan("causal-conv/backward", "hopper", "sm_90a", config))
+    return source_backward(plan_of(config))
 
 
 def executable(config):

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
+from cudnn_core.testing.precompile import compile_plans
 from cudnn_core.testing.tiers import why_no_hopper
 
 
@@ -94,19 +95,9 @@ def config_of(case):
     )
 
 
-def compile_one(config):
-    from cudnn_core import cache
-
-    cache.compile_ahead(backward.source_of(config))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def kernels(request):
     """Compiles what the selected cases need, many at once."""
-    import multiprocessing
-    import os
-    from concurrent.futures import ProcessPoolExecutor
-
     if why_no_hopper():
         return
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
@@ -114,10 +105,7 @@ def kernels(request):
     selected = [case for case in selected if isinstance(case, Case)]
     if len(selected) == len(ALL):
         selected += OTHERS
-    configs = dict.fromkeys(config_of(case) for case in selected)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        list(pool.map(compile_one, configs))
+    compile_plans(backward.source_backward, map(backward.plan_of, map(config_of, selected)))
 
 
 def operands(case, seed=0):

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from cudnn_core.testing.precompile import compile_plans
 from cudnn_core.testing.tiers import why_no_hopper
 
 _spec = importlib.util.spec_from_file_location(
@@ -81,29 +82,15 @@ def configs(selected=tuple(ALL)):
     return list(dict.fromkeys(case.config() for case in selected))
 
 
-def compile_one(config):
-    """Into the disk cache; needs no GPU."""
-    from cudnn_causal_conv.kernels.host import source_forward
-    from cudnn_core import cache
-
-    cache.compile_ahead(source_forward(cases.plan_of(config)))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def kernels(request):
     """Compiles what the selected cases need, many at once."""
-    import multiprocessing
-    import os
-    from concurrent.futures import ProcessPoolExecutor
-
     if why_no_hopper():
         return
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
     selected = [spec.params.get("case") for spec in parameters if spec]
     needed = configs(case for case in selected if isinstance(case, Case))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        list(pool.map(compile_one, needed))
+    compile_plans(cases.source_forward, map(cases.plan_of, needed))
 
 
 def name_of(case):

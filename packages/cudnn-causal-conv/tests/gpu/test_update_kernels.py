@@ -10,6 +10,7 @@ from cudnn_causal_conv.kernels.config import ForwardConv, UpdateConv
 from cudnn_causal_conv.kernels.host import source_forward, source_update, state_form
 from cudnn_core.plan import Plan
 from cudnn_core.tensor_desc import TensorDesc
+from cudnn_core.testing.precompile import compile_plans
 from cudnn_core.testing.tiers import why_no_hopper
 
 pytestmark = pytest.mark.gpu
@@ -114,25 +115,12 @@ def configs():
     return list(dict.fromkeys(step.config() for step in STEPS))
 
 
-def compile_one(config):
-    """Into the disk cache; needs no GPU."""
-    from cudnn_core import cache
-
-    cache.compile_ahead(source_update(plan_of(config)))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def kernels():
     """Compiles what the cases need, many at once."""
-    import multiprocessing
-    import os
-    from concurrent.futures import ProcessPoolExecutor
-
     if why_no_hopper():
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        list(pool.map(compile_one, configs()))
+    compile_plans(source_update, map(plan_of, configs()))
 
 
 def plan_of(config):

@@ -24,42 +24,49 @@ def plan_of(module: str, descs: list, attributes: dict) -> Plan:
     return engine.plan(op.contract.bind(descs, attributes))
 
 
-def compile_plan(module: str, plan: Plan) -> str | None:
-    """Put the kernel of one plan into the disk cache; the error's text where it cannot be built, otherwise None."""
+def compile_plan(owner: str | Callable[[Plan], Any], plan: Plan) -> str | None:
+    """Put the kernel of one plan into the disk cache; the error's text where it cannot be built, otherwise None.
+
+    owner: the name of a module with an `OP`, or a function of an installed module, plan -> what the cache builds from.
+    """
     from .. import cache
 
-    op = import_module(module).OP
-    engine = next(e for e in op.engines if e.name == plan.engine)
     try:
-        cache.compile_ahead(engine.source(plan))
+        cache.compile_ahead(_source(owner, plan))
     # The test that needs this kernel will meet the same error and report it; the others must go on.
     except Exception as error:
         return f"{plan}: {error!r}"
     return None
 
 
-def compile_plans(module: str, plans: Iterable[Plan], workers: int | None = None) -> list[str]:
+def _source(owner: str | Callable[[Plan], Any], plan: Plan) -> Any:
+    if callable(owner):
+        return owner(plan)
+    return next(e for e in import_module(owner).OP.engines if e.name == plan.engine).source(plan)
+
+
+def compile_plans(
+    owner: str | Callable[[Plan], Any], plans: Iterable[Plan], workers: int | None = None
+) -> list[str]:
     """`compile_plan` of each, as many at once as there are processors to spare. The errors' texts."""
     spare = workers or max(1, (os.cpu_count() or 1) - 1)
-    results = _in_parallel(compile_plan, module, list(dict.fromkeys(plans)), spare)
+    results = _in_parallel(compile_plan, owner, list(dict.fromkeys(plans)), spare)
     return [error for error in results if error is not None]
 
 
-def _in_parallel(work: Callable, module: str, plans: list[Plan], workers: int) -> Iterator[Any]:
-    """work(module, plan) of each, in order. Spawned and not forked: the caller may hold a CUDA context."""
+def _in_parallel(work: Callable, owner: Any, plans: list[Plan], workers: int) -> Iterator[Any]:
+    """work(owner, plan) of each, in order. Spawned and not forked: the caller may hold a CUDA context."""
     if plans:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(min(len(plans), workers), mp_context=context) as pool:
-            yield from pool.map(work, [module] * len(plans), plans)
+            yield from pool.map(work, [owner] * len(plans), plans)
 
 
 def machine_code(module: str, plan: Plan) -> dict[str, int]:
     """How often each opcode occurs in the kernel of a plan; the disk cache is left alone."""
     from . import machine_code as code
 
-    op = import_module(module).OP
-    engine = next(e for e in op.engines if e.name == plan.engine)
-    binary = code.object_code(engine.source(plan).build, plan.arch)
+    binary = code.object_code(_source(module, plan).build, plan.arch)
     return dict(code.instructions(code.disassemble(binary)))
 
 

@@ -430,17 +430,13 @@ def operands_harness(case, made=False):
         batched=True,
         aligned=case.mode == "tma",
     )
-    vector = cute.runtime.make_fake_tensor(
-        cutlass.Float32,
-        (m, 1, cute.sym_int32()),
-        tuple(cute.sym_int64() for _ in range(3)),
-        assumed_align=4,
-    )
+    # Each with strides of its own.
+    vector, sums = (arguments.column(m, batched=True) for _ in range(2))
     flat = cute.runtime.make_fake_tensor(
         cutlass.Float32, (cute.sym_int32(),), (1,), assumed_align=16
     )
     amax = arguments.scalar(per_batch=True)
-    slots = [float32, vector, loaded, vector, flat, amax, float32]
+    slots = [float32, vector, loaded, sums, flat, amax, float32]
     takes = [(0,), (6,), (1,), (2,), (3, 4, 8), (5,)]
     return Harness(epilogue, takes, made), slots
 

@@ -40,11 +40,11 @@ def epilogue_of(config: GemmAmaxConfig) -> Epilogue:
 
 
 def fitted(config: GemmAmaxConfig) -> GemmAmaxConfig:
-    """With as many stages of plain operands as there is room for; decoded ones say how many they need."""
+    """With as many stages of operands as there is room for."""
     made, tile = config.product, config.product.tile
     for stages in range(tile.stages, 1, -1):
         tried = replace(config, product=replace(made, tile=replace(tile, stages=stages)))
-        if made.decodes or product.why_not(tried.product, epilogue_of(tried)) is None:
+        if product.why_not(tried.product, epilogue_of(tried)) is None:
             return tried
     return config
 

@@ -11,9 +11,10 @@ import pytest
 
 from cudnn_core.hopper.tile import TileConfig
 from cudnn_core.hopper.workspace import expanded_bytes, flag_bytes, partial_bytes
+from cudnn_core.plan import Plan
 from cudnn_core.testing import gemm
 from cudnn_gemm_dense.config import GemmAmaxConfig, Product, Side, scratch
-from cudnn_gemm_dense.kernels import FEW_ROWS, MANY_ROWS, swapped
+from cudnn_gemm_dense.kernels import FEW_ROWS, MANY_ROWS, amax_source, swapped
 
 pytestmark = pytest.mark.gpu
 
@@ -31,12 +32,9 @@ TILES = {
 
 @functools.cache
 def compiled(config):
-    from cudnn_core import jit
-    from cudnn_gemm_dense import block_scaled
+    from cudnn_core import cache
 
-    return jit.compile_kernel(
-        lambda: (block_scaled.kernel(config), block_scaled.fake_args(config), "")
-    ).call
+    return cache.get(amax_source(Plan("dense/amax", "hopper", "sm_90a", config))).call
 
 
 def config_of(case, tile=None, split=None, forms="logical", **changes):

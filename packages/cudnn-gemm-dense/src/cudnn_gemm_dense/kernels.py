@@ -144,10 +144,10 @@ def fused_source(plan: Plan) -> KernelSource:
     return KernelSource(f"gemm_{plan.config.op}", key=plan, build=build, sources=DEVICE_CODE)
 
 
-def workspaces(problem: Problem) -> tuple[Workspace, ...]:
-    """Scratch memory of a product, as config.scratch names it."""
+def workspaces(problem: Problem, product: Product | None = None) -> tuple[Workspace, ...]:
+    """Scratch memory of a product, as config.scratch names it; product: with another tile than its extents call for."""
     m, n, k, batches = (problem.dims[symbol] for symbol in "MNKL")
-    product = product_of(problem)
+    product = product or product_of(problem)
     expanded = sum(
         expanded_bytes(rows, k, batches, target)
         for rows, target in zip((m, n), product.treatments, strict=True)

@@ -24,7 +24,7 @@ from .kernels import FEW_ROWS, LONGEST_PLAIN_K, MANY_ROWS, swapped
 # M of the problems: a few tokens, all numbers of tiles from a part of a round to many rounds.
 ROWS = (16, 64, 128, 256, 512, 1024, 1536, 2048, 4096, 8192)
 FEWER_ROWS = (16, 64, 128, 256, 1024, 4096)
-DECODED_ROWS = (1, 16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 8192)
+DECODED_ROWS = (1, 16, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 8192)
 # (N, K): narrow and wide, shallow and deep; a K beyond which sums are promoted has tables of its own.
 WIDTHS = ((4096, 4096), (28672, 4096), (6144, 2048), (8192, 8192))
 LONG = ((4096, 14336), (8192, 12288))

@@ -71,7 +71,7 @@ def sweep_of(entry: Entry) -> Sweep:
     timed = [
         Timed(
             tuple(row["problem"]),
-            tuple(None if us is None else us * 1e-6 for us in row["us"]),
+            tuple(None if us is None else us / 1e6 for us in row["us"]),
             row["now"],
         )
         for row in entry["times"]

@@ -157,7 +157,7 @@ def _check(console: Console, clock: Any, tuning: Tuning) -> bool:
     """Check a table's tiles; whether one is wrong."""
     with Steps(f"Checking {tuning.name}", steps(tuning, ())) as progress:
         right, dropped = _tuner(clock, progress, timing.QUICK).check(tuning)
-    console.print(f"{escape(tuning.name)}: {len(right)} tiles are right; nothing was timed.")
+    console.print(f"{escape(tuning.name)}: {_count(len(right), 'tile')} right; nothing was timed.")
     _report_dropped(console, dropped)
     return _is_wrong(dropped)
 
@@ -237,7 +237,7 @@ def _report(console: Console, sweep: Sweep, found: Refit, where: str) -> None:
     """What was fitted, where each way of picking loses, and the table to paste."""
     console.print(
         f"[bold]{escape(sweep.table)}[/bold] by {escape(sweep.name)} on {escape(where)}: "
-        f"{len(sweep.rules)} tiles, {len(sweep.timed)} problems"
+        f"{_count(len(sweep.rules), 'tile')}, {_count(len(sweep.timed), 'problem')}"
     )
     console.print()
     console.print(make_table(console, _RULES, _rule_rows(sweep, found)))
@@ -308,6 +308,10 @@ def _summary(regret: Regret | None, problems: int) -> str:
     missing = problems - regret.problems
     unknown = f"; not measured at {missing} of {problems} problems" if missing else ""
     return f"median {_percent(regret.median)} %, {worst}{unknown}"
+
+
+def _count(count: int, what: str) -> str:
+    return f"1 {what}" if count == 1 else f"{count} {what}s"
 
 
 def _percent(share: float) -> str:

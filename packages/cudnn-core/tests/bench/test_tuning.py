@@ -1,6 +1,6 @@
 """Sweeps on a clock that counts: what is checked, what is timed, and that the fit sees it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -138,6 +138,15 @@ def test_every_step_is_told():
 )
 def test_labels(rule, text):
     assert label(rule) == text
+
+
+def test_what_has_no_sign_is_spelled():
+    @dataclass(frozen=True)
+    class Tile(TileConfig):
+        banks: int = 1
+
+    assert label(replace(SHARED, tile=Tile(banks=2))) == "256x128 s4 banks=2 k8"
+    assert label(replace(SHARED, tile=Tile())) == "256x128 s4 k8"
 
 
 def test_variants():

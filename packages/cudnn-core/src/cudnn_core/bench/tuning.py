@@ -11,7 +11,7 @@ Listing them imports no framework and touches no device; `prepare` does.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 from cudnn_core.hopper.rules import Rule
@@ -190,11 +190,21 @@ def label(rule: Rule) -> str:
         rings,
         f"skew{tile.skew}" if tile.skew else "",
         f"r{tile.raster}" if tile.raster != plain.raster else "",
+        *(
+            f"{field.name}={getattr(tile, field.name)}"
+            for field in fields(tile)
+            if field.name not in _SIGNED and getattr(tile, field.name) != field.default
+        ),
         f"k{rule.split}" if rule.split is not None else "",
     )
     return " ".join(filter(None, signs))
 
 
+# Fields of a tile that have a sign, and those that are the same all over a table.
+_SIGNED = (
+    *("bm", "bn", "pingpong", "warpgroups", "cluster", "stages", "raw_stages", "skew", "raster"),
+    *("orientation", "promote_k"),
+)
 SIGNS = (
     "tile: rows x columns of C; pp: ping-pong; w1: one consumer warpgroup, not two; c2x1: a cluster; "
     "s4: stages, s4/3: and raw ones; skew2; k8: stream-K in stretches of 8 units at least."

@@ -26,9 +26,9 @@ ROWS = (16, 64, 128, 256, 512, 1024, 1536, 2048, 4096, 8192)
 FEWER_ROWS = (16, 64, 128, 256, 1024, 4096)
 DECODED_ROWS = (1, 16, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 8192)
 # (N, K): narrow and wide, shallow and deep; a K beyond which sums are promoted has tables of its own.
-WIDTHS = ((4096, 4096), (28672, 4096), (6144, 2048), (8192, 8192))
+WIDTHS = ((28672, 4096), (6144, 2048), (4096, 4096), (8192, 8192))
 LONG = ((4096, 14336), (8192, 12288))
-# Of each, the widths that a short run measures.
+# Of each, the first that a short run measures: with one K, a tile's speed and lag could not be told apart.
 QUICK_WIDTHS = 2
 QUICK_ROWS = (16, 64, 128, 1024, 4096)
 # Ragged in every extent: less than a tile, and more tiles than multiprocessors.

@@ -57,18 +57,27 @@ def tunings() -> Iterator[Tuning]:
     fp8 = "float8_e4m3fn"
     yield _tuning("fp8xfp8", "PROMOTED[128]", (fp8, fp8), PROMOTED[128], promoted(128), WIDTHS)
     for weights in ("mxfp8", "nvfp4", "mxfp4"):
+        sides = ("bfloat16", weights)
+        made = _tuning(
+            f"bf16x{weights}",
+            "DECODED",
+            sides,
+            decoded(),
+            more_decoded(),
+            (*WIDTHS, LONG[0]),
+            DECODED_ROWS,
+        )
         yield replace(
-            _tuning(
-                f"bf16x{weights}",
-                "DECODED",
-                ("bfloat16", weights),
-                decoded(),
-                more_decoded(),
-                (*WIDTHS, LONG[0]),
-                DECODED_ROWS,
-            ),
+            made,
+            problems=_in_registers(sides, made.problems),
+            quick=_in_registers(sides, made.quick),
             allows=allows_decoded,
         )
+
+
+def _in_registers(sides: tuple[str, str], problems: tuple[Extents, ...]) -> tuple[Extents, ...]:
+    """The problems at which B is decoded in the main loop, with a tile of that body."""
+    return tuple(p for p in problems if kernels.product_of(bound(sides, p)).decodes)
 
 
 def _tuning(

@@ -14,8 +14,8 @@ from cudnn_core.cache import KernelSource
 from cudnn_core.contract import Contract, Problem, ScaleFactor, Signature
 from cudnn_core.device_info import device_info
 from cudnn_core.engine import Workspace
-from cudnn_core.hopper.rules import choose, rules_for
-from cudnn_core.hopper.tile import TileConfig
+from cudnn_core.hopper.rules import SQUARE, WIDE, choose, rules_for
+from cudnn_core.hopper.tile import ACCUMULATORS, ROOMY_SUMS, TileConfig
 from cudnn_core.hopper.workspace import expanded_bytes, flag_bytes, partial_bytes
 from cudnn_core.plan import Plan
 from cudnn_core.tensor_desc import TensorDesc
@@ -65,9 +65,37 @@ def product_of(problem: Problem) -> Product:
         batch=signature.attribute("batch"),
         glu=dict(signature.attributes).get("glu_layout"),
     )
-    outputs = [p for p in signature.operands if p.name in ("c_tensor", "d_tensor", "ab12_tensor")]
-    tile, split = choose_tile(product, problem.dims, all(plan.tma for plan in outputs))
+    if product.decodes and not worth_decoding(product, problem.dims):
+        product = replace(product, decode=False)
+    tile, split = choose_tile(product, problem.dims, *room(signature))
     return replace(product, tile=tile, split=split)
+
+
+# From so many rows of activations on, expanding the weights once costs less than a main loop that decodes them; their
+# expanded form must fit this much memory. Measured on an H200 on 2026-12-02, at 4096 and 8192 rows: decoding slows the
+# main loop down by 18 to 20 % (MXFP8, NVFP4) or 8 to 11 % (MXFP4), expanding takes what 3.8 TB/s allow.
+EXPANDED_ROWS, EXPANDED_ROWS_MXFP4 = 2048, 6144
+LARGEST_EXPANDED = 2**30
+
+
+def worth_decoding(product: Product, dims: Mapping[str, int]) -> bool:
+    """Whether block-scaled weights are better decoded in the main loop than expanded ahead of it."""
+    mxfp4 = (product.b.dtype, product.b.scale) == ("float4_e2m1fn", "float8_e8m0fnu")
+    few = dims["M"] < (EXPANDED_ROWS_MXFP4 if mxfp4 else EXPANDED_ROWS)
+    return few or expanded_bytes(dims["N"], dims["K"], dims["L"]) > LARGEST_EXPANDED
+
+
+def room(signature: Signature) -> tuple[bool, int]:
+    """(whether all outputs go through shared memory, how many sums of a thread leave the epilogue enough registers)."""
+    names = ("c_tensor", "d_tensor", "ab12_tensor")
+    outputs = [p for p in signature.operands if p.name in names]
+    staged = all(plan.tma for plan in outputs)
+    quantized = signature.has("sfc_tensor") or signature.has("sfd_tensor")
+    two_kinds = quantized and any(plan.dtype == "float32" for plan in outputs)
+    nvfp4 = dict(signature.attributes).get("out_format") == "nvfp4"
+    # Beside 192 sums it spills, ptxas says.
+    crowded = not staged or two_kinds or nvfp4
+    return staged, ROOMY_SUMS if crowded else ACCUMULATORS
 
 
 def amax_config(problem: Problem) -> GemmAmaxConfig:
@@ -191,17 +219,14 @@ MANY_ROWS = (swapped(256, 128, 5, 3), None)
 DECODED = (*FEW_ROWS, MANY_ROWS)
 # K elements after which sums are promoted: a stage of each type that the tensor core multiplies.
 STAGE_K = {None: 128, "float32": 32}
-# Sums of a thread that leave the epilogues of this family enough registers: with 192 they all spill.
-EPILOGUE_SUMS = 128
 
 
 def choose_tile(
-    product: Product, dims: Mapping[str, int], staged: bool
+    product: Product, dims: Mapping[str, int], staged: bool, sums: int
 ) -> tuple[TileConfig, int | None]:
     """(tile, split) from the extents: one of few, so that no extent alone costs many compiles.
 
-    staged: whether outputs go through shared memory; addresses of single elements take the registers that the largest
-    tile has not.
+    staged, sums: as `room` says. Expanded weights take one tile of whatever extents: decoding has five already.
     """
     m, n, k, batches = (dims[symbol] for symbol in "MNKL")
     long = k > LONGEST_PLAIN_K
@@ -213,7 +238,9 @@ def choose_tile(
         return next((few for few in FEW_ROWS if m <= few[0].bm), FEW_ROWS[-1])
     # FP8 products are promoted always.
     promote_k = STAGE_K.get(product.meeting, 64) if long or product.meeting is None else None
-    rule = choose(rules_for(promote_k, EPILOGUE_SUMS), m, n, k, batches)
+    if not product.decode:
+        return (SQUARE if promote_k is None else WIDE[promote_k]), None
+    rule = choose(rules_for(promote_k, sums), m, n, k, batches)
     return rule.tile, rule.split
 
 

@@ -263,7 +263,7 @@ def amax_source(plan: Plan) -> KernelSource:
 def examples(contract: Contract, everything: bool) -> Iterator[tuple[str, Problem]]:
     """(label, problem) to compile ahead: every recipe, the usual outputs, torch's and JAX's views of scales."""
     outputs = ["float32", "bfloat16", "float16"]
-    extents = [(8192, 8192, 8192), (64, 8192, 8192), (16, 8192, 8192)]
+    extents = [(8192, 8192, 8192), (1024, 8192, 8192), (64, 8192, 8192), (16, 8192, 8192)]
     majors = [("k", "k", "n")]
     forms = ["logical"]
     if everything:
@@ -301,8 +301,10 @@ def fused_examples(contract: Contract, everything: bool) -> Iterator[tuple[str, 
     sides = USUAL_SIDES
     if everything:
         sides = tuple(product((*(s[0] for s in USUAL_SIDES[:2]), *RECIPES), repeat=2))
-    shapes = [(8192, 8192, 8192), (16, 8192, 8192)]
+    shapes = [(8192, 8192, 8192), (1024, 8192, 8192), (16, 8192, 8192)]
     for (a, b), shape, out in product(sides, shapes, (None, "mxfp8")):
+        if shape[0] == 1024 and b not in RECIPES:
+            continue  # A tile of decoded weights.
         problem = fused_example(contract, a, b, shape, out)
         tile = product_of(problem).tile
         label = f"{a} x {b} -> {out or 'bfloat16'}, tile {tile.bm}x{tile.bn}"

@@ -59,7 +59,7 @@ def legal(made):
             and "int8" in (made["sfa_container"], made["sfb_container"])
         )
         or (fp4_out and made["c_major"] == "m")
-        or (made["c_store"] == "direct" and made["tile"] == MANY_ROWS)
+        or (made["c_store"] == "direct" and made["tile"] in (MANY_ROWS, *EXPANDED))
         # JAX's arrays: row-major, packed bytes, physical scales.
         or (outer and (made["a_major"], made["b_major"], made["c_major"]) != ("k", "k", "n"))
         or (outer and (made["sfa_form"], made["sfb_form"]) != ("physical", "physical"))

@@ -80,6 +80,7 @@ def test_epilogues_without_room_take_smaller_tiles():
         assert plan("swiglu", **attributes).config.product.tile.bn == bn
     # Rows of so many columns are not stored through shared memory.
     assert plan("srelu", n=8190).config.product.tile.bn == 128
+    assert plan("srelu", "mxfp8", "mxfp8", n=8190).config.product.decodes
 
 
 @every_op
@@ -171,7 +172,7 @@ def test_what_no_kernel_can_be_built_for():
 
     from cudnn_gemm_dense import fused
 
-    config = plan("swiglu", "bfloat16", "mxfp8", 8192).config
+    config = plan("swiglu", "bfloat16", "mxfp8", 1024).config
     tile = replace(config.product.tile, orientation="normal")
     config = replace(config, product=replace(config.product, tile=tile))
     assert "swapped" in fused.why_not(config)

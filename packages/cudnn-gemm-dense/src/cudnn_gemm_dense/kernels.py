@@ -65,9 +65,10 @@ def product_of(problem: Problem) -> Product:
         batch=signature.attribute("batch"),
         glu=dict(signature.attributes).get("glu_layout"),
     )
-    if product.decodes and not worth_decoding(product, problem.dims):
+    staged, sums = room(signature)
+    if product.decodes and staged and not worth_decoding(product, problem.dims):
         product = replace(product, decode=False)
-    tile, split = choose_tile(product, problem.dims, *room(signature))
+    tile, split = choose_tile(product, problem.dims, staged, sums)
     return replace(product, tile=tile, split=split)
 
 

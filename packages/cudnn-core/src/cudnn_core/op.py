@@ -146,13 +146,15 @@ class Op:
         ignore_gradient: no gradient is recorded, and none refused.
         """
         adapter = adapter_of(inputs[0])
-        if adapter is not None and adapter.watches():
+        if adapter is not None and adapter.traces():
             return self._run_watched(adapter, inputs, attributes, ignore_gradient)
         latest = self._latest.call
         present = None if latest is None else recognized(latest, inputs, attributes)
         if present is not None:
             _, _, prepared, tracks = latest
         else:
+            if adapter is not None and adapter.watches():
+                return self._run_watched(adapter, inputs, attributes, ignore_gradient)
             try:
                 key = (attributes, adapter.key(inputs))
                 prepared = self._prepared.get(key)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from .adapters import common
 from .adapters.base import Adapter
 from .contract import Column, Matrix, Problem, ScalarTensor
-from .engine import Engine, select
+from .engine import Engine, Workspace, select
 from .errors import mismatch
 from .overlap import overlap_check
+from .tensor_desc import Device
 from .tuple_dict import TupleDict
 
 if TYPE_CHECKING:
@@ -216,11 +217,20 @@ def scratch_makers(
     if problem.is_empty and engine.platform != "cpu":
         return ()
     return tuple(
-        adapter.allocator(
-            workspace.describe(problem.device), 0.0 if workspace.zeroed else None, guarded=guarded
-        )
+        _scratch_maker(adapter, workspace, problem.device, guarded)
         for workspace in engine.workspaces(problem)
     )
+
+
+def _scratch_maker(
+    adapter: Adapter, workspace: Workspace, device: Device, guarded: bool
+) -> Callable[[], Any]:
+    desc = workspace.describe(device)
+    if workspace.nbytes == 0:
+        # Nobody can write into it, so all calls share it.
+        nothing = adapter.empty(desc)
+        return lambda: nothing
+    return adapter.allocator(desc, 0.0 if workspace.zeroed else None, guarded=guarded)
 
 
 def callable_of(

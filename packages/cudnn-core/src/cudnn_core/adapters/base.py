@@ -230,6 +230,10 @@ class Adapter(abc.ABC):
         """Whether the framework sees every operation now, whatever it is called on."""
         return False
 
+    def traces(self) -> bool:
+        """`watches`, but where it does so in a way that a recognizer sees, it may say no."""
+        return self.watches()
+
     def needs_op(self, arrays: Iterable[Any]) -> bool:
         """Whether a call on `arrays` must go through an op that the framework knows (`doors`)."""
         return False

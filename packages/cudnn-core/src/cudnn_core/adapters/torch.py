@@ -254,11 +254,12 @@ class TorchAdapter(Adapter):
 
     def watches(self) -> bool:
         """Whether torch compiles, or a dispatch mode or functorch transform is on."""
-        return (
-            torch.compiler.is_compiling()  # first: the compiler itself traces this line
-            or _dispatch_modes() > 0
-            or _functorch_level() is not None
-        )
+        return self.traces() or _functorch_level() is not None
+
+    def traces(self) -> bool:
+        # Recognizers compare the keys by which torch dispatches now, and so refuse all tensors under a transform.
+        # First the compiler, which itself traces this line.
+        return torch.compiler.is_compiling() or _dispatch_modes() > 0
 
     def has_no_data(self, arrays: Iterable[Any]) -> bool:
         return any(isinstance(x, torch.Tensor) and x.is_meta for x in arrays)

@@ -69,11 +69,6 @@ class _Tape:
 
     def gradients(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """None, then the gradients of the present inputs, from these and the gradients of the outputs."""
-        latest = self.latest.call
-        if latest is not None and latest[0](*tensors):
-            made = latest[1].run(tensors)
-            made.append(None)
-            return self.arranged(made)
         tensors = self.resolved(tensors)
         key = self.key(tensors)
         prepared = self.backwards.get(key)
@@ -106,14 +101,22 @@ class _Call(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         tape, inputs = ctx.tape, ctx.saved_tensors
+        tensors = (*inputs, *cotangents)
+        latest = tape.latest.call
+        # A gradient that is None makes it another call.
+        if latest is not None and latest[0](*tensors) and not torch.is_grad_enabled():
+            made = latest[1].run(tensors)
+            made.append(None)
+            return tape.arranged(made)
         for at in tape.needed:
             if cotangents[at] is None:
-                cotangents = completed(inputs[0], cotangents, tape.spare, tape.made)
+                tensors = (*inputs, *completed(inputs[0], cotangents, tape.spare, tape.made))
                 break
-        tensors = (*inputs, *cotangents)
         return _Once.apply(tape, *tensors) if torch.is_grad_enabled() else tape.gradients(tensors)
 
 
+# What torch calls in a backward pass, without looking first which of two spellings of it there is.
+_Call._backward_cls.apply = _Call.backward
 # Without what `Function.apply` does for functorch: under its transforms calls go to the registered op.
 _apply = super(torch.autograd.Function, _Call).apply
 

@@ -225,10 +225,12 @@ class Op:
     ) -> tuple[Any, ...]:
         """The `*_jax` door: a plain tuple. ValueError unless the operands are JAX arrays."""
         numbers = self.contract.parse_numbers(numbers)
+        name = self._input_names[0]
         adapter, _ = common(dict(zip(self._input_names, inputs, strict=True)), self.short_name)
         if adapter.name != "jax":
-            name = self._input_names[0]
             raise ValueError(mismatch(name, "a JAX array", f"a {adapter.name} array"))
+        if inputs[0] is None:
+            raise ValueError(mismatch(name, "a tensor", None))
         return tuple(doors.call(self, inputs, attributes, None, numbers))
 
     def outputs_plain(
@@ -419,15 +421,20 @@ class OpClass(APIBase):
         if device.type != wanted.type or wanted.index not in (None, device.index):
             expected = f"a tensor on {wanted} (the sample's device)"
             raise ValueError(mismatch(names[0], expected, device))
-        for name, x, want in zip(names, tensors, self._expected, strict=True):
+        for operand, x, want in zip(
+            self.op.contract.operands, tensors, self._expected, strict=True
+        ):
+            name = operand.name
             if (x is None) != (want is None):
                 expected = UNDECLARED if want is None else "a tensor"
                 raise ValueError(mismatch(name, expected, "None" if x is None else "a tensor"))
             if x is None:
                 continue
             desc = adapter.describe(x, name)
-            if math.prod(desc.shape) == 1 == math.prod(want[0]):
-                # A single element: rank and strides say nothing.
+            if isinstance(operand, ScalarTensor) and math.prod(desc.shape) == 1 == math.prod(
+                want[0]
+            ):
+                # Rank and strides say nothing.
                 desc = replace(desc, shape=want[0], stride=want[1], stride_order=None)
             got = (tuple(desc.shape), canonical_stride(desc.shape, desc.stride), desc.dtype)
             if got != want:

@@ -6,6 +6,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 from cudnn_core.doors import torch_op
 from cudnn_core.testing.toy import OP, OPTIONAL_OP, toy
@@ -112,20 +114,65 @@ def test_the_fake_kernel_is_the_contract(counter):
         make(x, w[:, :2].contiguous())
 
 
-def test_no_gradient_is_invented():
-    """A plain call gives results without gradients; through the op, torch says in backward that there are none."""
+@pytest.mark.parametrize("op", [OP, OPTIONAL_OP], ids=lambda op: op.short_name)
+def test_no_gradient_is_invented(op, counter):
+    """Results are constants however the op is called: none seems to have a gradient that backward leaves out."""
     x, w = operands()
     x = x.clone().requires_grad_()
-    assert not toy(x, w)[0].requires_grad
-    y, _ = registered()(x, w)
-    with pytest.warns(UserWarning, match="autograd kernel was not registered"):
-        y.sum().backward()
-    assert x.grad is None
+    given = (x, w) if op is OP else (x, None, w)
+    torch_op.register(op.qualified)
+    for function in (
+        lambda *tensors: op(tensors, ()),
+        torch.compile(lambda *tensors: tuple(op(tensors, ())), fullgraph=True, backend=counter),
+        getattr(torch.ops.cudnn_core_toy, op.short_name),
+    ):
+        made = [y for y in function(*given) if y is not None]
+        assert torch.equal(made[0], expected(x, w)) and not any(y.requires_grad for y in made)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda f, x: torch.func.grad(f)(x),
+        lambda f, x: torch.func.vjp(f, x)[1](torch.tensor(1.0)),
+        lambda f, x: torch.func.jvp(f, (x,), (x,)),
+        lambda f, x: torch.func.jacfwd(f)(x),
+        lambda f, x: torch.func.vmap(torch.func.grad(f))(torch.stack([x, x])),
+    ],
+    ids=["grad", "vjp", "jvp", "jacfwd", "vmap of grad"],
+)
+def test_transforms_that_ask_for_a_derivative_are_refused(take):
+    x, w = operands()
+    with pytest.raises(NotImplementedError, match="toy: expected no derivative to be taken"):
+        take(lambda x: toy(x, w)[0].sum(), x)
+
+
+def test_tangents_are_refused():
+    x, w = operands()
+    with forward_ad.dual_level():
+        with pytest.raises(NotImplementedError, match="toy: expected no derivative .*a tangent"):
+            toy(forward_ad.make_dual(x, x), w)
+        assert torch.equal(toy(x, w)[0], expected(x, w))
+
+
+@pytest.mark.parametrize("other", [3, "w", [1.0], object(), np.float32(1)], ids=repr)
+def test_what_is_no_tensor_is_told_in_one_way(other):
+    x, _ = operands()
+    with pytest.raises(TypeError, match="toy: w_tensor: expected a tensor, got") as plain:
+        toy(x, other)
+    with FakeTensorMode() as mode, pytest.raises(TypeError) as fake:
+        toy(mode.from_tensor(x), other)
+    assert str(fake.value) == str(plain.value)
+
+
+def test_the_compiler_tells_what_is_no_tensor(counter):
+    x, _ = operands()
+    make = torch.compile(lambda x: toy(x, 3)[0], fullgraph=True, backend=counter)
+    with pytest.raises(Exception, match=r"toy: w_tensor: expected a tensor, got 3 \(int\)"):
+        make(x)
 
 
 def test_fake_kernel_refuses_mixed_devices():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     with FakeTensorMode():
         x, w = torch.empty(4, 8, 1), torch.empty(4, 8, 1, device="cuda")
         with pytest.raises(ValueError, match="w_tensor: expected it on cpu, as x_tensor is"):

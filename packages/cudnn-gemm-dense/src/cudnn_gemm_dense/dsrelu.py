@@ -128,9 +128,9 @@ def gemm_dsrelu_wrapper(
     prob_tensor: (M, 1, L) float32, any strides, any sign.
     alpha: a number on the host, taken at run time. d_major: "n" (rows contiguous) or "m".
     d_dtype: float32, float16, bfloat16; FP8 with norm_const_tensor is MXFP8.
-    out_format: "mxfp8", "mxfp4" or "nvfp4" quantizes D along its columns, as `cudnn.quantize` does; d_dtype then only
-        chooses between E4M3 (default) and E5M2. norm_const_tensor: one float32; values are multiplied by it first, and
-        D * SFD / norm_const are the values.
+    out_format: "mxfp8", "mxfp4" or "nvfp4" quantizes D along its columns, as `cudnn.quantize` does. A wide d_dtype
+        then stands for the format's elements; float8_e5m2 of MXFP8 and uint8, as the container of FP4, are kept.
+        norm_const_tensor: one float32; values are multiplied by it first, and D * SFD / norm_const are the values.
     mma_tiler_mn, cluster_shape_mn: hints. vector_f32: accepted, without effect.
 
     Returns TupleDict(d_tensor (M, N, L), dprob_tensor (M, 1, L) float32, amax_tensor (1,): max |D| in FP32 if A is FP4

@@ -177,9 +177,9 @@ def gemm_swiglu_wrapper(
     alpha: a number on the host, taken at run time. c_major: "n" (rows contiguous) or "m", of AB12 and C.
     ab12_dtype: float32, float16, bfloat16, float8_e4m3fn, float8_e5m2; None: AB12 is not stored.
     c_dtype: float32, float16, bfloat16; FP8 with norm_const_tensor is MXFP8.
-    out_format: "mxfp8", "mxfp4" or "nvfp4" quantizes C along its columns, as `cudnn.quantize` does; c_dtype then only
-        chooses between E4M3 (default) and E5M2. norm_const_tensor: one float32; values are multiplied by it first, and
-        C * SFC / norm_const are the values.
+    out_format: "mxfp8", "mxfp4" or "nvfp4" quantizes C along its columns, as `cudnn.quantize` does. A wide c_dtype
+        then stands for the format's elements; float8_e5m2 of MXFP8 and uint8, as the container of FP4, are kept.
+        norm_const_tensor: one float32; values are multiplied by it first, and C * SFC / norm_const are the values.
     mma_tiler_mn, cluster_shape_mn: hints. vector_f32, ab12_stages: accepted, without effect. acc_dtype: float16 (for
         float16 and plain FP8 operands) is accepted; sums are FP32 anyway.
 

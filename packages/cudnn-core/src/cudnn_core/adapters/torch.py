@@ -50,6 +50,11 @@ class TorchAdapter(Adapter):
         if x.layout is not torch.strided or x.is_nested:
             got = "a nested one" if x.is_nested else x.layout
             raise ValueError(f"{name or 'tensor'}: expected a strided tensor, got {got}")
+        if x.is_neg():
+            raise ValueError(
+                f"{name or 'tensor'}: expected a tensor whose memory holds its numbers, got a negated view; "
+                f"resolve_neg() makes one"
+            )
         shape, stride = tuple(x.shape), x.stride()
         if dtype.is_fp4:
             try:
@@ -217,11 +222,12 @@ class TorchAdapter(Adapter):
                 x.record_stream(_stream(handle, _device(x.device)))
 
     def watches(self) -> bool:
-        """Whether torch compiles, or a dispatch mode or functorch transform is on."""
+        """Whether torch compiles, or a dispatch mode, functorch transform or forward-mode level is on."""
         return (
             torch.compiler.is_compiling()  # first: the compiler itself traces this line
             or _dispatch_modes() > 0
             or _functorch_level() is not None
+            or forward_ad._current_level >= 0
         )
 
     def has_no_data(self, arrays: Iterable[Any]) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..adapters import common
 from ..dtypes import DType, as_dtype
 from . import torch_autograd
 
@@ -44,8 +45,7 @@ def register(qualified: str) -> None:
         library.impl(op.short_name, kernel, "CPU")
         library.impl(op.short_name, kernel, "CUDA")
         torch.library.register_fake(qualified, _fake(op), lib=library)
-        if op.backward is not None or op.is_gradient:
-            torch_autograd.register(op, library, placed)
+        torch_autograd.register(op, library, placed)
         _registered.add(qualified)
 
 
@@ -61,6 +61,9 @@ def outputs(
 ) -> Sequence[torch.Tensor | None]:
     """The outputs of the registered op, in contract order, None where one does not apply."""
     register(op.qualified)
+    if not all(x is None or isinstance(x, torch.Tensor) for x in inputs):
+        names = (operand.name for operand in op.contract.inputs)
+        common(dict(zip(names, inputs, strict=True)), op.short_name)  # which says what is no tensor
     target = getattr(getattr(torch.ops, op.namespace), op.short_name)
     made = target(*inputs, *op.plain_attributes(attributes), *numbers)
     return placed(op, inputs, attributes, made)

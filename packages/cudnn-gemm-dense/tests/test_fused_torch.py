@@ -109,6 +109,26 @@ def test_quantized_outputs_equal_numpys(op, format):
 
 
 @every_op
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize(
+    "dtype, container",
+    [
+        (torch.uint8, torch.uint8),
+        ("uint8", torch.uint8),
+        ("float4_e2m1fn", torch.float4_e2m1fn_x2),
+        (torch.float16, torch.float4_e2m1fn_x2),
+    ],
+    ids=str,
+)
+def test_the_container_of_fp4_is_the_callers_choice(op, format, dtype, container):
+    call = make_call(33, 128, 72, 2)
+    want = wrapper(op)(*tensors(op, call), out_format=format)
+    got = wrapper(op)(*tensors(op, call), out_format=format, **dtype_of(op, dtype))
+    assert got[key_of(op)].dtype is container
+    np.testing.assert_array_equal(bits(got[key_of(op)]), bits(want[key_of(op)]))
+
+
+@every_op
 @pytest.mark.parametrize("alpha", [2, 2.0, np.float32(2), torch.tensor(2.0), torch.tensor([2])])
 def test_alpha_of_any_kind_of_number(op, alpha):
     call = make_call(9, 64, 64)

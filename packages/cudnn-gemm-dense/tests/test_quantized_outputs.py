@@ -291,6 +291,16 @@ def test_what_the_wrappers_refuse(op):
         run(op, call, "float16", norm_const_tensor=np.ones(1, np.float32))
     with pytest.raises(ValueError, match="out_format: expected 'mxfp4' or 'nvfp4', as"):
         run(op, call, "uint8")
+    for format, dtype in (
+        *(("mxfp8", "float4_e2m1fn"), ("mxfp8", "uint8")),
+        *(("mxfp4", "float8_e4m3fn"), ("nvfp4", "float8_e5m2")),
+    ):
+        with pytest.raises(ValueError, match=rf"_tensor: expected dtype .*'{format}'\), got float"):
+            run(op, call, dtype, out_format=format)
+    for format in FORMATS:
+        for dtype in ("nonsense", None, 3, [], "float64", "int8", "float8_e8m0fnu"):
+            with pytest.raises(ValueError, match="[cd]_dtype: expected"):
+                run(op, call, dtype, out_format=format)
     for wrong in ("MXFP8", "mxfp8_e5m2", 8, [], object()):
         with pytest.raises(ValueError, match="out_format: expected one of"):
             run(op, call, out_format=wrong)

@@ -138,8 +138,9 @@ def gemm_dsrelu_wrapper(
     Numerics: block-scaled operands expand to BF16 exactly within its range; one RNE rounding at the store, saturating
         in FP8 and FP4. NaN reaches all that depends on it, through the relu too. dprob is summed in a fixed order: no
         atomics, the same bits every time.
-    Raises: ValueError (shape, stride, dtype, combination), TypeError (not a tensor), RuntimeError (no engine for the
-        device). No sync, capturable after one warm call, bitwise repeatable.
+    Raises: ValueError (shape, stride, dtype, combination), TypeError (not a tensor, no number), RuntimeError (no engine
+        for the device). No sync, capturable after one warm call, bitwise repeatable. No derivative.
+    Source: the derivative of `gemm_srelu_wrapper`'s D; which operand is which as in cuDNN Frontend 1.32.
     """
     hints = (acc_dtype, mma_tiler_mn, cluster_shape_mn, sf_vec_size)
     d_dtype = parts.quantized_dtype(d_dtype, out_format)

@@ -122,8 +122,9 @@ def gemm_srelu_wrapper(
     Numerics: block-scaled operands expand to BF16 exactly within its range; D and amax come from the FP32 values, not
         from rounded C; one RNE rounding at each store, saturating in FP8 and FP4. NaN reaches all that depends on it,
         through the relu too.
-    Raises: ValueError (shape, stride, dtype, combination), TypeError (not a tensor), RuntimeError (no engine for the
-        device). No sync, capturable after one warm call, bitwise repeatable.
+    Raises: ValueError (shape, stride, dtype, combination), TypeError (not a tensor, no number), RuntimeError (no engine
+        for the device). No sync, capturable after one warm call, bitwise repeatable. No derivative.
+    Source: squared ReLU of So et al. 2021 (arXiv:2109.08668); prob, layouts and rounding of cuDNN Frontend 1.32.
     """
     d_dtype = parts.quantized_dtype(d_dtype, out_format)
     hints = (acc_dtype, mma_tiler_mn, cluster_shape_mn, sf_vec_size)

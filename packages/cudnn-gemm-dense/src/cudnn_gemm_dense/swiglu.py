@@ -188,8 +188,10 @@ def gemm_swiglu_wrapper(
     Numerics: block-scaled operands expand to BF16 exactly within its range; C and amax come from the FP32 values, not
         from rounded AB12; one RNE rounding at each store, saturating in FP8 and FP4. NaN reaches all that depends on
         it. gate = -Inf gives NaN, as 0 * Inf.
-    Raises: ValueError (shape, stride, dtype, combination), TypeError (not a tensor), RuntimeError (no engine for the
-        device). No sync, capturable after one warm call, bitwise repeatable.
+    Raises: ValueError (shape, stride, dtype, combination), TypeError (not a tensor, no number), RuntimeError (no engine
+        for the device), NotImplementedError (on a GPU: concatenated halves that are not whole groups of 32 columns).
+        No sync, capturable after one warm call, bitwise repeatable. No derivative.
+    Source: SwiGLU of Shazeer 2020 (arXiv:2002.05202); layouts and rounding of cuDNN Frontend 1.32.
     """
     c_dtype = parts.quantized_dtype(c_dtype, out_format)
     hints = (acc_dtype, mma_tiler_mn, cluster_shape_mn, sf_vec_size)

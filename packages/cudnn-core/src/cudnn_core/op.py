@@ -385,11 +385,6 @@ class OpClass(APIBase):
         self._require_compiled()
         self._verify(tensors)
         adapter = adapter_of(tensors[0])
-        if adapter.name == "jax":
-            raise NotImplementedError(
-                f"{type(self).__name__}.execute: JAX arrays are immutable, so nothing can be written "
-                f"into them; use {self.op.short_name}_jax"
-            )
         # A descriptor may have said "cuda" and left the ordinal to the tensors.
         problem = replace(self._problem, device=adapter.device(tensors[0]))
         launch = launcher(self.op, adapter, problem, self._engine, self._executable)
@@ -417,6 +412,7 @@ class OpClass(APIBase):
         names = [operand.name for operand in self.op.contract.operands]
         named = dict(zip(names, tensors, strict=True))
         adapter, device = common(named, type(self).__name__)
+        self._refuse_unwritable(adapter, tensors)
         wanted = self._problem.device
         if device.type != wanted.type or wanted.index not in (None, device.index):
             expected = f"a tensor on {wanted} (the sample's device)"
@@ -442,6 +438,20 @@ class OpClass(APIBase):
                 came = f"shape {got[0]}, strides {tuple(desc.stride)}, {got[2].name}"
                 raise ValueError(mismatch(name, expected, came))
         self._check_writable(adapter, named)
+
+    def _refuse_unwritable(self, adapter: Adapter, tensors: Sequence[Any]) -> None:
+        """NotImplementedError where arrays cannot be written in place, or have no memory to write into."""
+        what = f"{type(self).__name__}.execute"
+        if adapter.name == "jax":
+            raise NotImplementedError(
+                f"{what}: JAX arrays are immutable, so nothing can be written into them; use "
+                f"{self.op.short_name}_jax"
+            )
+        if adapter.has_no_data(tensors):
+            expected = "tensors with memory to write into"
+            came = "ones without, as under torch.compile, in transforms and on the device meta"
+            hint = f"use {self.op.short_name}_wrapper there"
+            raise NotImplementedError(mismatch(what, expected, came, hint))
 
     def _check_writable(self, adapter: Adapter, named: dict[str, Any]) -> None:
         """ValueError for outputs that cannot be written, or share memory with another operand."""

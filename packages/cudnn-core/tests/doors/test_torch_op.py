@@ -8,9 +8,10 @@ torch = pytest.importorskip("torch")
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cudnn_core.doors import torch_op
-from cudnn_core.testing.toy import OP, OPTIONAL_OP, toy
+from cudnn_core.testing.toy import OP, OPTIONAL_OP, Toy, toy
 
 
 def operands(m=5, n=4, k=3, batches=2, seed=0):
@@ -170,6 +171,41 @@ def test_the_compiler_tells_what_is_no_tensor(counter):
     make = torch.compile(lambda x: toy(x, 3)[0], fullgraph=True, backend=counter)
     with pytest.raises(Exception, match=r"toy: w_tensor: expected a tensor, got 3 \(int\)"):
         make(x)
+
+
+@pytest.mark.parametrize("way", ["compiled", "vmap", "fake", "meta"])
+def test_a_class_wants_memory_to_write_into(way):
+    torch._dynamo.reset()
+    tensors = [*operands(), torch.zeros(2, 5, 4).permute(1, 2, 0), torch.zeros(1)]
+    op = Toy(*tensors)
+    op(*tensors)
+    with pytest.raises(Exception, match="Toy.execute: expected tensors with memory to write into"):
+        if way == "compiled":
+            torch.compile(op.execute, backend="eager")(*tensors)
+        elif way == "vmap":
+            torch.func.vmap(lambda x: op.execute(x, *tensors[1:]))(torch.stack(tensors[:1]))
+        elif way == "meta":
+            op.execute(*(x.to("meta") for x in tensors))
+        else:
+            with FakeTensorMode() as mode:
+                op.execute(*map(mode.from_tensor, tensors))
+
+
+def test_a_class_works_under_dispatch_modes_and_with_subclasses():
+    class Sub(torch.Tensor):
+        pass
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    x, w = operands()
+    y, top = torch.zeros(2, 5, 4).permute(1, 2, 0), torch.zeros(1)
+    op = Toy(x, w, y, top)
+    op.compile()
+    with Mode():
+        op.execute(x.as_subclass(Sub), w, y, top)
+    assert torch.equal(y, expected(x, w))
 
 
 def test_fake_kernel_refuses_mixed_devices():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from .. import device_info, streams
@@ -231,7 +232,11 @@ class TorchAdapter(Adapter):
         )
 
     def has_no_data(self, arrays: Iterable[Any]) -> bool:
-        return any(isinstance(x, torch.Tensor) and x.is_meta for x in arrays)
+        if torch.compiler.is_compiling() or _functorch_level() is not None:
+            return True
+        return any(
+            isinstance(x, FakeTensor) or (isinstance(x, torch.Tensor) and x.is_meta) for x in arrays
+        )
 
     def is_subclass(self, x: Any) -> bool:
         return type(x) not in PLAIN_TYPES

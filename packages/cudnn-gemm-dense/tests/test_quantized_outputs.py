@@ -264,7 +264,7 @@ def class_refuses(match, d="float8_e4m3fn", sfd=("float8_e8m0fnu", 32), nc=True,
 
 
 def test_what_the_class_refuses():
-    class_refuses("sfd_tensor: expected a tensor, got None", sfd=None)
+    class_refuses("sample_sfd: expected a tensor, got None", sfd=None)
     class_refuses("norm_const_tensor: expected a tensor, as d_tensor is float8_e4m3fn", nc=False)
     class_refuses("sample_sfd: expected dtype one of float8_e8m0fnu", sfd=("float8_e4m3fn", 32))
     class_refuses("sample_sfd: expected shape", sfd=("float8_e8m0fnu", 16))

@@ -320,12 +320,14 @@ class OpClass(APIBase):
             None if x is None else replace(adapter_of(x).describe(x, name), name=name)
             for name, x in samples.items()
         )
+        self._sample_names = tuple(samples)
         self._attributes = attributes
         self._launchers: dict[type, Callable[..., None]] = {}
 
     def check_support(self) -> bool:
         """True, or ValueError / NotImplementedError for the tensors and options, then RuntimeError for the device."""
-        self._problem = self.op.contract.bind(self._descs, self._attributes)
+        bind = self.op.contract.bind
+        self._problem = bind(self._descs, self._attributes, self._sample_names)
         log_reinterpretations(self._logger, self._problem, self._packs_fp4)
         self._engine = select(self.op.engines, self._problem)
         self._is_supported = True

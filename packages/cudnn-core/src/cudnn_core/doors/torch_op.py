@@ -47,7 +47,7 @@ def register(qualified: str) -> None:
         library.impl(op.short_name, kernel, "CUDA")
         torch.library.register_fake(qualified, _fake(op), lib=library)
         torch_autograd.register(op, library, placed)
-        if op.contract.outputs_vary and not op.contract.mutated:
+        if not op.contract.mutated:
             torch.library.register_vmap(qualified, _one_by_one(op), lib=library)
         _registered.add(qualified)
 
@@ -176,7 +176,7 @@ def _existing(outputs: Iterable[Any]) -> list[Any]:
 
 
 def _one_by_one(op: Op):
-    """The rule of `torch.func.vmap` for results in a list, of which torch's own fallback makes nothing."""
+    """The rule of `torch.func.vmap`. torch's own fallback makes nothing of lists, and forgets the order in memory."""
     target = getattr(getattr(torch.ops, op.namespace), op.short_name)
 
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
@@ -186,8 +186,10 @@ def _one_by_one(op: Op):
         for i in range(info.batch_size):
             axes = zip(arguments, in_dims, strict=True)
             made.append(target(*[x.select(d, i) if isinstance(d, int) else x for x, d in axes]))
+        if isinstance(made[0], torch.Tensor):
+            return _stacked(made), 0
         stacked = [_stacked(results) for results in zip(*made, strict=True)]
-        return stacked, [0] * len(stacked)
+        return type(made[0])(stacked), type(made[0])([0] * len(stacked))
 
     return rule
 

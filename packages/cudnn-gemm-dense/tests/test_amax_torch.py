@@ -1,6 +1,7 @@
 """GEMM + amax on torch CPU tensors: eager, class, torch.compile, dispatch modes, subclasses, parameters."""
 
 import gc
+import warnings
 import weakref
 
 import ml_dtypes
@@ -350,6 +351,24 @@ def test_fake_tensors_get_shapes_only():
         c, amax = gemm_amax_wrapper(*inputs, **data.case.options())
     assert (c.dtype, c.shape, c.stride()) == (torch.float16, (17, 24, 2), (1, 17, 408))
     assert amax.shape == (1, 1, 1)
+
+
+@pytest.mark.parametrize("c_dtype, c_major", [("bfloat16", "n"), ("float16", "m"), ("uint8", "n")])
+def test_vmap_is_one_call_after_the_other(c_dtype, c_major):
+    """Slices lie in memory as the results of single calls do."""
+    a, b, *scales = exact(Case(17, 24, 64, 2, "nvfp4", container="uint8")).inputs("torch")
+    options = {"sf_vec_size": 16, "c_dtype": c_dtype, "c_major": c_major}
+    run = lambda a: tuple(gemm_amax_wrapper(a, b, *scales, **options))  # noqa: E731
+    many = torch.empty_strided((3, *a.shape), (a.numel(), *a.stride()), dtype=a.dtype)
+    for i, into in enumerate(many):
+        into.copy_(a ^ i)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = torch.func.vmap(run)(many)
+    for i, one in enumerate(many):
+        for x, want in zip(got, run(one), strict=True):
+            assert (x[i].stride(), x[i].dtype) == (want.stride(), want.dtype)
+            np.testing.assert_array_equal(bits(x[i]), bits(want))
 
 
 def test_functionalize_and_make_fx():

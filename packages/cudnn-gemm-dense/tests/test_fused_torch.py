@@ -9,6 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cudnn_gemm_dense as dense
+from cudnn_core.tensor_desc import canonical_stride
 from cudnn_core.testing.gemm import bits, host
 from cudnn_gemm_dense.testing import (
     batch_first,
@@ -106,6 +107,26 @@ def test_quantized_outputs_equal_numpys(op, format):
     packed = got[key_of(op)].dtype
     assert packed is (torch.float8_e4m3fn if format == "mxfp8" else torch.float4_e2m1fn_x2)
     assert got[scales].stride()[:4] == (16, 4, 512 * got[scales].shape[4], 1)
+
+
+@every_op
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize(
+    "dtype, container",
+    [
+        (torch.uint8, torch.uint8),
+        ("uint8", torch.uint8),
+        ("float4_e2m1fn", torch.float4_e2m1fn_x2),
+        (torch.float16, torch.float4_e2m1fn_x2),
+    ],
+    ids=str,
+)
+def test_the_container_of_fp4_is_the_callers_choice(op, format, dtype, container):
+    call = make_call(33, 128, 72, 2)
+    want = wrapper(op)(*tensors(op, call), out_format=format)
+    got = wrapper(op)(*tensors(op, call), out_format=format, **dtype_of(op, dtype))
+    assert got[key_of(op)].dtype is container
+    np.testing.assert_array_equal(bits(got[key_of(op)]), bits(want[key_of(op)]))
 
 
 @every_op
@@ -244,6 +265,64 @@ def test_compile_refuses_as_eager_does(op, counter):
     make = torch.compile(lambda *args: tuple(function(*args)), fullgraph=True, backend=counter)
     with pytest.raises(Exception, match="sf_vec_size: expected"):
         make(*given)
+
+
+# --- torch.func ------------------------------------------------------------------------------------------------------
+
+
+def stacked(calls, op, index):
+    """The operands `index` of several problems along a new first axis, each as it lies in memory."""
+    every = [tensors(op, call)[index] for call in calls]
+    first = every[0]
+    made = torch.empty_strided(
+        (len(every), *first.shape), (first.numel(), *first.stride()), dtype=first.dtype
+    )
+    for into, x in zip(made, every, strict=True):
+        into.copy_(x)
+    return made
+
+
+@every_op
+@pytest.mark.parametrize("format", [None, "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_vmap_is_one_call_after_the_other(op, format, compiled):
+    """Of one operand alone; results in the memory order that each has."""
+    torch._dynamo.reset()
+    calls = [make_call(9, 64, 64, 2, "bfloat16", "nvfp4", seed=i) for i in range(3)]
+    options = {"sf_vec_size": calls[0].vec(), "out_format": format}
+    shared = tensors(op, calls[0])[1:]
+
+    def run(a):
+        return {k: x for k, x in wrapper(op)(a, *shared, **options).items() if x is not None}
+
+    mapped = torch.func.vmap(run)
+    if compiled:
+        mapped = torch.compile(mapped, fullgraph=True, backend="aot_eager")
+    got = mapped(stacked(calls, op, 0))
+    for i, call in enumerate(calls):
+        for name, want in run(tensors(op, call)[0]).items():
+            one = got[name][i]
+            assert one.dtype is want.dtype
+            assert canonical_stride(one.shape, one.stride()) == canonical_stride(
+                want.shape, want.stride()
+            )
+            np.testing.assert_array_equal(bits(one), bits(want))
+
+
+@every_op
+def test_vmap_over_other_axes_and_levels(op):
+    calls = [make_call(9, 64, 64, seed=i) for i in range(2)]
+    _, *shared = tensors(op, calls[0])
+    run = lambda a: wrapper(op)(a, *shared)[key_of(op)]  # noqa: E731
+    every = stacked(calls, op, 0)
+    want = torch.stack([run(a) for a in every])
+    assert torch.equal(
+        torch.func.vmap(run, in_dims=1, out_dims=2)(every.movedim(0, 1)), want.movedim(0, 2)
+    )
+    nested = torch.func.vmap(torch.func.vmap(run))(every[None])
+    assert torch.equal(nested, want[None])
+    with pytest.raises(ValueError, match=f"gemm_{op}: expected a mapped axis that is not empty"):
+        torch.func.vmap(run)(every[:0])
 
 
 # --- the op under torch's own tools ----------------------------------------------------------------------------------

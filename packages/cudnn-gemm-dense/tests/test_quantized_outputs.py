@@ -264,7 +264,7 @@ def class_refuses(match, d="float8_e4m3fn", sfd=("float8_e8m0fnu", 32), nc=True,
 
 
 def test_what_the_class_refuses():
-    class_refuses("sfd_tensor: expected a tensor, got None", sfd=None)
+    class_refuses("sample_sfd: expected a tensor, got None", sfd=None)
     class_refuses("norm_const_tensor: expected a tensor, as d_tensor is float8_e4m3fn", nc=False)
     class_refuses("sample_sfd: expected dtype one of float8_e8m0fnu", sfd=("float8_e4m3fn", 32))
     class_refuses("sample_sfd: expected shape", sfd=("float8_e8m0fnu", 16))
@@ -291,6 +291,16 @@ def test_what_the_wrappers_refuse(op):
         run(op, call, "float16", norm_const_tensor=np.ones(1, np.float32))
     with pytest.raises(ValueError, match="out_format: expected 'mxfp4' or 'nvfp4', as"):
         run(op, call, "uint8")
+    for format, dtype in (
+        *(("mxfp8", "float4_e2m1fn"), ("mxfp8", "uint8")),
+        *(("mxfp4", "float8_e4m3fn"), ("nvfp4", "float8_e5m2")),
+    ):
+        with pytest.raises(ValueError, match=rf"_tensor: expected dtype .*'{format}'\), got float"):
+            run(op, call, dtype, out_format=format)
+    for format in FORMATS:
+        for dtype in ("nonsense", None, 3, [], "float64", "int8", "float8_e8m0fnu"):
+            with pytest.raises(ValueError, match="[cd]_dtype: expected"):
+                run(op, call, dtype, out_format=format)
     for wrong in ("MXFP8", "mxfp8_e5m2", 8, [], object()):
         with pytest.raises(ValueError, match="out_format: expected one of"):
             run(op, call, out_format=wrong)

@@ -260,7 +260,7 @@ def test_swiglu_class_names_its_columns():
         ValueError, match=r"sample_c: expected N/2 = 64 \(from sample_b\), got N/2 = 128"
     ):
         dense.GemmSwiglu(a, b, ab12, c).check_support()
-    with pytest.raises(ValueError, match=r"c_tensor: expected a tensor, got None"):
+    with pytest.raises(ValueError, match=r"sample_c: expected a tensor, got None"):
         dense.GemmSwiglu(a, b, ab12, None).check_support()
 
 

@@ -128,7 +128,7 @@ class HopperEngine(Engine):
 
     configure(problem) chooses the kernel configuration (a frozen dataclass, tile included); why_not(problem) declines
     what no kernel serves; source(plan) makes the cache's KernelSource; workspaces(problem) says what scratch memory
-    the kernels take. All come from the op's file.
+    the kernels take. All come from the op's package.
     """
 
     name = "hopper"

@@ -209,10 +209,12 @@ class Op:
     ) -> tuple[Any, ...]:
         """The `*_jax` door: a plain tuple. ValueError unless the operands are JAX arrays."""
         numbers = self.contract.parse_numbers(numbers)
+        name = self._input_names[0]
         adapter, _ = common(dict(zip(self._input_names, inputs, strict=True)), self.short_name)
         if adapter.name != "jax":
-            name = self._input_names[0]
             raise ValueError(mismatch(name, "a JAX array", f"a {adapter.name} array"))
+        if inputs[0] is None:
+            raise ValueError(mismatch(name, "a tensor", None))
         return tuple(doors.call(self, inputs, attributes, None, numbers))
 
     def outputs_plain(
@@ -320,12 +322,14 @@ class OpClass(APIBase):
             None if x is None else replace(adapter_of(x).describe(x, name), name=name)
             for name, x in samples.items()
         )
+        self._sample_names = tuple(samples)
         self._attributes = attributes
         self._launchers: dict[type, Callable[..., None]] = {}
 
     def check_support(self) -> bool:
         """True, or ValueError / NotImplementedError for the tensors and options, then RuntimeError for the device."""
-        self._problem = self.op.contract.bind(self._descs, self._attributes)
+        bind = self.op.contract.bind
+        self._problem = bind(self._descs, self._attributes, self._sample_names)
         log_reinterpretations(self._logger, self._problem, self._packs_fp4)
         self._engine = select(self.op.engines, self._problem)
         self._is_supported = True
@@ -385,11 +389,6 @@ class OpClass(APIBase):
         self._require_compiled()
         self._verify(tensors)
         adapter = adapter_of(tensors[0])
-        if adapter.name == "jax":
-            raise NotImplementedError(
-                f"{type(self).__name__}.execute: JAX arrays are immutable, so nothing can be written "
-                f"into them; use {self.op.short_name}_jax"
-            )
         # A descriptor may have said "cuda" and left the ordinal to the tensors.
         problem = replace(self._problem, device=adapter.device(tensors[0]))
         launch = launcher(self.op, adapter, problem, self._engine, self._executable)
@@ -417,19 +416,25 @@ class OpClass(APIBase):
         names = [operand.name for operand in self.op.contract.operands]
         named = dict(zip(names, tensors, strict=True))
         adapter, device = common(named, type(self).__name__)
+        self._refuse_unwritable(adapter, tensors)
         wanted = self._problem.device
         if device.type != wanted.type or wanted.index not in (None, device.index):
             expected = f"a tensor on {wanted} (the sample's device)"
             raise ValueError(mismatch(names[0], expected, device))
-        for name, x, want in zip(names, tensors, self._expected, strict=True):
+        for operand, x, want in zip(
+            self.op.contract.operands, tensors, self._expected, strict=True
+        ):
+            name = operand.name
             if (x is None) != (want is None):
                 expected = UNDECLARED if want is None else "a tensor"
                 raise ValueError(mismatch(name, expected, "None" if x is None else "a tensor"))
             if x is None:
                 continue
             desc = adapter.describe(x, name)
-            if math.prod(desc.shape) == 1 == math.prod(want[0]):
-                # A single element: rank and strides say nothing.
+            if isinstance(operand, ScalarTensor) and math.prod(desc.shape) == 1 == math.prod(
+                want[0]
+            ):
+                # Rank and strides say nothing.
                 desc = replace(desc, shape=want[0], stride=want[1], stride_order=None)
             got = (tuple(desc.shape), canonical_stride(desc.shape, desc.stride), desc.dtype)
             if got != want:
@@ -437,6 +442,20 @@ class OpClass(APIBase):
                 came = f"shape {got[0]}, strides {tuple(desc.stride)}, {got[2].name}"
                 raise ValueError(mismatch(name, expected, came))
         self._check_writable(adapter, named)
+
+    def _refuse_unwritable(self, adapter: Adapter, tensors: Sequence[Any]) -> None:
+        """NotImplementedError where arrays cannot be written in place, or have no memory to write into."""
+        what = f"{type(self).__name__}.execute"
+        if adapter.name == "jax":
+            raise NotImplementedError(
+                f"{what}: JAX arrays are immutable, so nothing can be written into them; use "
+                f"{self.op.short_name}_jax"
+            )
+        if adapter.has_no_data(tensors):
+            expected = "tensors with memory to write into"
+            came = "ones without, as under torch.compile, in transforms and on the device meta"
+            hint = f"use {self.op.short_name}_wrapper there"
+            raise NotImplementedError(mismatch(what, expected, came, hint))
 
     def _check_writable(self, adapter: Adapter, named: dict[str, Any]) -> None:
         """ValueError for outputs that cannot be written, or share memory with another operand."""

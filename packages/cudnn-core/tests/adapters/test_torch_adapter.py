@@ -103,6 +103,8 @@ def test_what_no_operation_takes_is_refused_by_name():
         ADAPTER.describe(torch.empty(2, dtype=torch.complex64), "x")
     with pytest.raises(ValueError, match="x: expected a strided tensor, got torch.sparse_coo"):
         ADAPTER.describe(torch.eye(3).to_sparse(), "x")
+    with pytest.raises(ValueError, match=r"x: expected a tensor whose memory holds .*resolve_neg"):
+        ADAPTER.describe(torch.ones(3, dtype=torch.complex64).conj().imag, "x")
 
 
 @settings(deadline=None)

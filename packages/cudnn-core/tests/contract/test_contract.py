@@ -26,7 +26,7 @@ from cudnn_core.dtypes import (
     FLOAT32,
     UINT8,
 )
-from cudnn_core.tensor_desc import Device, TensorDesc
+from cudnn_core.tensor_desc import Device, TensorDesc, logical_fp4
 from cudnn_core.testing.toy import CONTRACT, OPTIONAL_CONTRACT
 
 CPU = Device("cpu")
@@ -61,7 +61,11 @@ def test_choice_takes_any_integer(value):
     assert got == 32 and type(got) is int
 
 
-@pytest.mark.parametrize("value", [True, 32.0, "32", None, 8, [32], np.float32(32)])
+@pytest.mark.parametrize(
+    "value",
+    [True, np.True_, 32.0, "32", None, 8, [32], np.float32(32), np.array([32, 32]), np.array([])],
+    ids=repr,
+)
 def test_choice_refuses_the_rest(value):
     with pytest.raises(ValueError, match="vec: expected one of 1, 16, 32, got "):
         choice("vec", 16, (1, 16, 32)).parse(value, "vec")
@@ -105,6 +109,11 @@ def test_tile_hint(value):
         ((64,), "tile: expected a pair of integers or None"),
         (64, "tile: expected a pair"),
         ((64.0, 128), "tile: expected a pair"),
+        ((True, 128), "tile: expected a pair"),
+        ((np.True_, 128), "tile: expected a pair"),
+        ((None, 128), "tile: expected a pair"),
+        ("64", "tile: expected a pair"),
+        ((np.array([64, 64]), 128), "tile: expected a pair"),
     ],
 )
 def test_tile_hint_refuses(value, text):
@@ -230,6 +239,20 @@ def test_fp4_in_its_two_containers():
         bind(A, desc(UINT8, (8, 32, 2), (1, 8, 256)))
     with pytest.raises(ValueError, match=r"a: expected k-major \(stride 1 along K\), got"):
         bind(A, desc(FLOAT4_E2M1FN, (8, 64, 2), (1, 8, 512)))
+
+
+@pytest.mark.parametrize("shape", [(5, 48, 0), (0, 48, 1), (0, 48, 0), (5, 0, 0), (5, 0, 2)])
+def test_empty_fp4_is_packed_along_its_contraction(shape):
+    """torch's strides of empty tensors are 1 along several axes, and a reader without a contract takes an empty one."""
+    rows, packed, batches = shape
+    steps = (max(packed, 1) * max(batches, 1), max(batches, 1), 1)
+    native = TensorDesc.of(FLOAT4_E2M1FN, *logical_fp4(shape, steps))
+    plan, dims = bind(A, native)
+    assert dims == {"M": rows, "K": 2 * packed, "L": batches}
+    assert (plan, dims) == (
+        replace(bind(A, desc(UINT8, shape, steps))[0], container="native"),
+        bind(A, desc(UINT8, shape, steps))[1],
+    )
 
 
 C = Matrix(

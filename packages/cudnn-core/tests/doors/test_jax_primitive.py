@@ -148,6 +148,8 @@ def test_what_is_refused():
         jax.jit(call)(x, w[:, :2])
     with pytest.raises(ValueError, match="w_tensor: expected a tensor, got None"):
         call(x, None)
+    with pytest.raises(ValueError, match="x_tensor: expected a tensor, got None"):
+        call(None, w)
     with pytest.raises(ValueError, match="w_tensor dtype: expected a dtype"):
         call(x, jax.random.split(jax.random.key(0), w.shape))
     with pytest.raises(

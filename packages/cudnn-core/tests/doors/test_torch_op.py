@@ -6,9 +6,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cudnn_core.doors import torch_op
-from cudnn_core.testing.toy import OP, OPTIONAL_OP, toy
+from cudnn_core.testing.toy import OP, OPTIONAL_OP, Toy, toy
 
 
 def operands(m=5, n=4, k=3, batches=2, seed=0):
@@ -112,20 +115,102 @@ def test_the_fake_kernel_is_the_contract(counter):
         make(x, w[:, :2].contiguous())
 
 
-def test_no_gradient_is_invented():
-    """A plain call gives results without gradients; through the op, torch says in backward that there are none."""
+@pytest.mark.parametrize("op", [OP, OPTIONAL_OP], ids=lambda op: op.short_name)
+def test_no_gradient_is_invented(op, counter):
+    """Results are constants however the op is called: none seems to have a gradient that backward leaves out."""
     x, w = operands()
     x = x.clone().requires_grad_()
-    assert not toy(x, w)[0].requires_grad
-    y, _ = registered()(x, w)
-    with pytest.warns(UserWarning, match="autograd kernel was not registered"):
-        y.sum().backward()
-    assert x.grad is None
+    given = (x, w) if op is OP else (x, None, w)
+    torch_op.register(op.qualified)
+    for function in (
+        lambda *tensors: op(tensors, ()),
+        torch.compile(lambda *tensors: tuple(op(tensors, ())), fullgraph=True, backend=counter),
+        getattr(torch.ops.cudnn_core_toy, op.short_name),
+    ):
+        made = [y for y in function(*given) if y is not None]
+        assert torch.equal(made[0], expected(x, w)) and not any(y.requires_grad for y in made)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda f, x: torch.func.grad(f)(x),
+        lambda f, x: torch.func.vjp(f, x)[1](torch.tensor(1.0)),
+        lambda f, x: torch.func.jvp(f, (x,), (x,)),
+        lambda f, x: torch.func.jacfwd(f)(x),
+        lambda f, x: torch.func.vmap(torch.func.grad(f))(torch.stack([x, x])),
+    ],
+    ids=["grad", "vjp", "jvp", "jacfwd", "vmap of grad"],
+)
+def test_transforms_that_ask_for_a_derivative_are_refused(take):
+    x, w = operands()
+    with pytest.raises(NotImplementedError, match="toy: expected no derivative to be taken"):
+        take(lambda x: toy(x, w)[0].sum(), x)
+
+
+def test_tangents_are_refused():
+    x, w = operands()
+    with forward_ad.dual_level():
+        with pytest.raises(NotImplementedError, match="toy: expected no derivative .*a tangent"):
+            toy(forward_ad.make_dual(x, x), w)
+        assert torch.equal(toy(x, w)[0], expected(x, w))
+
+
+@pytest.mark.parametrize(
+    "other", [3, "w", [1.0], object(), np.float32(1)], ids=lambda x: type(x).__name__
+)
+def test_what_is_no_tensor_is_told_in_one_way(other):
+    x, _ = operands()
+    with pytest.raises(TypeError, match="toy: w_tensor: expected a tensor, got") as plain:
+        toy(x, other)
+    with FakeTensorMode() as mode, pytest.raises(TypeError) as fake:
+        toy(mode.from_tensor(x), other)
+    assert str(fake.value) == str(plain.value)
+
+
+def test_the_compiler_tells_what_is_no_tensor(counter):
+    x, _ = operands()
+    make = torch.compile(lambda x: toy(x, 3)[0], fullgraph=True, backend=counter)
+    with pytest.raises(Exception, match=r"toy: w_tensor: expected a tensor, got 3 \(int\)"):
+        make(x)
+
+
+@pytest.mark.parametrize("way", ["compiled", "vmap", "fake", "meta"])
+def test_a_class_wants_memory_to_write_into(way):
+    torch._dynamo.reset()
+    tensors = [*operands(), torch.zeros(2, 5, 4).permute(1, 2, 0), torch.zeros(1)]
+    op = Toy(*tensors)
+    op(*tensors)
+    with pytest.raises(Exception, match="Toy.execute: expected tensors with memory to write into"):
+        if way == "compiled":
+            torch.compile(op.execute, backend="eager")(*tensors)
+        elif way == "vmap":
+            torch.func.vmap(lambda x: op.execute(x, *tensors[1:]))(torch.stack(tensors[:1]))
+        elif way == "meta":
+            op.execute(*(x.to("meta") for x in tensors))
+        else:
+            with FakeTensorMode() as mode:
+                op.execute(*map(mode.from_tensor, tensors))
+
+
+def test_a_class_works_under_dispatch_modes_and_with_subclasses():
+    class Sub(torch.Tensor):
+        pass
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    x, w = operands()
+    y, top = torch.zeros(2, 5, 4).permute(1, 2, 0), torch.zeros(1)
+    op = Toy(x, w, y, top)
+    op.compile()
+    with Mode():
+        op.execute(x.as_subclass(Sub), w, y, top)
+    assert torch.equal(y, expected(x, w))
 
 
 def test_fake_kernel_refuses_mixed_devices():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     with FakeTensorMode():
         x, w = torch.empty(4, 8, 1), torch.empty(4, 8, 1, device="cuda")
         with pytest.raises(ValueError, match="w_tensor: expected it on cpu, as x_tensor is"):

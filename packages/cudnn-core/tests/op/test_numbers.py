@@ -144,10 +144,39 @@ def test_any_number_on_the_host(value):
     assert type(parsed) is float and parsed == 2.0
 
 
-@pytest.mark.parametrize("value", ["2", b"2", 2j, None, [2], np.zeros(2), object()])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("2", b"2", bytearray(b"2"), memoryview(b"2"), 2j, None, [2], object()),
+        *(np.zeros(2), np.zeros(0), np.array("2"), np.array(b"2"), np.array("2", object)),
+        *(np.complex64(2), np.array(2j), np.datetime64("2026-01-01"), np.timedelta64(2, "s")),
+    ],
+    # Not repr, in which there are addresses: processes that share the tests out compare names.
+    ids=lambda value: type(value).__name__,
+)
 def test_what_is_no_number(value):
     with pytest.raises(TypeError, match="factor: expected a number known on the host"):
         Number("factor", 1.0).parse(value)
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400)], ids=["large", "small"])
+def test_an_integer_beyond_doubles(value):
+    with pytest.raises(ValueError, match="factor: expected a number that a double holds, got more"):
+        Number("factor", 1.0).parse(value)
+
+
+@pytest.mark.parametrize("called", ["type", "platform"])
+def test_numbers_on_a_device_are_not_read(called):
+    """Whatever the framework calls the kind of a device."""
+
+    class Elsewhere:
+        device = type("device", (), {called: "gpu", "__str__": lambda self: "gpu:0"})()
+
+        def item(self):
+            raise AssertionError("read from the device")
+
+    with pytest.raises(ValueError, match="factor: expected a number on the host.*gpu:0"):
+        Number("factor", 1.0).parse(Elsewhere())
 
 
 def test_one_nan_stands_for_all():
@@ -248,6 +277,16 @@ def test_jax():
         jax.jit(lambda f: OP.call_jax((w, x, None), (), (f,)))(2.0)
 
 
+@pytest.mark.parametrize("first", [0.0, -0.0])
+def test_jax_tells_zeros_by_their_sign(first):
+    """They are equal, and so one key wherever numbers are static."""
+    jax = pytest.importorskip("jax")
+    w, x = (jax.numpy.ones((rows, 1, 1)) for rows in (2, 3))
+    for factor in (first, -first):
+        y = OP.call_jax((w, x, None), (), (factor, -0.0))[0]
+        assert (np.signbit(y) == np.signbit(factor)).all()
+
+
 def test_jax_batches_leave_shared_scalars_alone():
     jax = pytest.importorskip("jax")
     w, x = inputs(l=3)
@@ -296,7 +335,8 @@ def test_jax_on_a_device_starts_sums_from_zero(monkeypatch):
     w, x = map(jnp.asarray, inputs())
     static = tuple(op.contract.parse_attributes({}).items())
     present = (True, True, False, True, False, True, False)
-    params = {"attributes": static, "batched": False, "present": present, "numbers": (2.0, 0.0)}
+    numbers = ((2.0).hex(), (0.0).hex())
+    params = {"attributes": static, "batched": False, "present": present, "numbers": numbers}
     jax_primitive._on_cuda(op)(w, x, **params)
     assert calls == [([(5, 4, 1), (5, 1, 1), (16,)], [1], (2.0, 0.0, 132))]
 
@@ -346,7 +386,7 @@ def test_output_scales(out, dtype, q):
         Numbers(w, x, None, y, None, sums, wrong, out=out).check_support()
 
 
-@pytest.mark.parametrize("stride", [(3, 1, 1), (1, 7, 5), (2, 0, 0), (0, 0, 0)])
+@pytest.mark.parametrize("stride", [(3, 1, 1), (1, 7, 5), (2, 0, 0), (-1, 1, 1), (0, 0, 0)])
 def test_columns_of_any_strides(stride):
     desc = TensorDesc(FLOAT32, (5, 1, 1), stride, None, Device("cpu"), name="x")
     assert CONTRACT.operands[1].bind(desc, _dims(), {}).dtype == "float32"
@@ -358,6 +398,16 @@ def test_columns_of_any_strides(stride):
             output.bind(desc, _dims(), {})
     else:
         output.bind(desc, _dims(), {})
+
+
+def test_columns_that_run_backwards():
+    w, x = inputs()
+    sums = np.zeros((5, 1, 1), np.float32)
+    y = np.zeros((5, 4, 1), np.float32)
+    tensors = (w, x[::-1], None, y, None, sums[::-1], None)
+    Numbers(*tensors)(*tensors)
+    np.testing.assert_array_equal(y, expected(w, x[::-1]))
+    np.testing.assert_array_equal(sums[::-1, 0], y.sum(axis=1))
 
 
 def _dims():
@@ -391,7 +441,14 @@ def test_block_lengths(value, want):
     assert block_sizes("vec", 16, (16, 32)).parse(value, "vec") == want
 
 
-@pytest.mark.parametrize("value", [8, (16, 8), (16,), (16, 16, 16), "16", None, 16.0, (True, 16)])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(8, (16, 8), (16,), (16, 16, 16), "16", None, 16.0, (True, 16), {16: 1}),
+        *(np.array([16, 16]), np.True_, np.float32(16)),
+    ],
+    ids=repr,
+)
 def test_what_is_no_block_length(value):
     with pytest.raises(ValueError, match=r"vec(\[\d\])?: expected"):
         block_sizes("vec", 16, (16, 32)).parse(value, "vec")

@@ -299,7 +299,21 @@ def test_class_refuses_other_tensors_than_its_samples():
         with pytest.raises(ValueError, match="top_tensor"):
             op.execute(x, w, y, np.zeros(2, np.float32))
         op.execute(x, w, y, top)
+        op.execute(x, w, y, top.reshape(()))
     np.testing.assert_array_equal(y, expected(x, w))
+
+
+@pytest.mark.parametrize("index, name", [(0, "x_tensor"), (1, "w_tensor"), (2, "y_tensor")])
+def test_class_counts_axes_of_single_elements_too(index, name):
+    """Only scalars may leave out unit axes."""
+    x, w = operands(m=1, n=1, k=1, l=1)
+    tensors = [x, w, np.zeros((1, 1, 1), np.float32), np.zeros(1, np.float32)]
+    op = Toy(*tensors)
+    op(*tensors)
+    np.testing.assert_array_equal(tensors[2], expected(x, w))
+    tensors[index] = tensors[index].reshape(())
+    with pytest.raises(ValueError, match=rf"{name}: expected shape \(1, 1, 1\).*got shape \(\)"):
+        op.execute(*tensors)
 
 
 def test_class_refuses_outputs_that_it_cannot_write():

@@ -166,7 +166,7 @@ def test_class(bias, sign):
 
 def test_class_wants_the_samples_that_apply():
     tensors = class_operands()
-    for index, name in ((4, "sum_tensor"), (5, "top_tensor")):
+    for index, name in ((2, "sample_w"), (4, "sample_sum"), (5, "sample_top")):
         with pytest.raises(ValueError, match=f"{name}: expected a tensor, got None"):
             toy.ToyOptional(*tensors[:index], None, *tensors[index + 1 :]).check_support()
     tensors[1] = None

@@ -128,9 +128,9 @@ def gemm_dsrelu_wrapper(
     prob_tensor: (M, 1, L) float32, any strides, any sign.
     alpha: a number on the host, taken at run time. d_major: "n" (rows contiguous) or "m".
     d_dtype: float32, float16, bfloat16; FP8 with norm_const_tensor is MXFP8.
-    out_format: "mxfp8", "mxfp4" or "nvfp4" quantizes D along its columns, as `cudnn.quantize` does; d_dtype then only
-        chooses between E4M3 (default) and E5M2. norm_const_tensor: one float32; values are multiplied by it first, and
-        D * SFD / norm_const are the values.
+    out_format: "mxfp8", "mxfp4" or "nvfp4" quantizes D along its columns, as `cudnn.quantize` does. A wide d_dtype
+        then stands for the format's elements; float8_e5m2 of MXFP8 and uint8, as the container of FP4, are kept.
+        norm_const_tensor: one float32; values are multiplied by it first, and D * SFD / norm_const are the values.
     mma_tiler_mn, cluster_shape_mn: hints. vector_f32: accepted, without effect.
 
     Returns TupleDict(d_tensor (M, N, L), dprob_tensor (M, 1, L) float32, amax_tensor (1,): max |D| in FP32 if A is FP4
@@ -138,8 +138,9 @@ def gemm_dsrelu_wrapper(
     Numerics: block-scaled operands expand to BF16 exactly within its range; one RNE rounding at the store, saturating
         in FP8 and FP4. NaN reaches all that depends on it, through the relu too. dprob is summed in a fixed order: no
         atomics, the same bits every time.
-    Raises: ValueError (shape, stride, dtype, combination), TypeError (not a tensor), RuntimeError (no engine for the
-        device). No sync, capturable after one warm call, bitwise repeatable.
+    Raises: ValueError (shape, stride, dtype, combination), TypeError (not a tensor, no number), RuntimeError (no engine
+        for the device). No sync, capturable after one warm call, bitwise repeatable. No derivative.
+    Source: the derivative of `gemm_srelu_wrapper`'s D; which operand is which as in cuDNN Frontend 1.32.
     """
     hints = (acc_dtype, mma_tiler_mn, cluster_shape_mn, sf_vec_size)
     d_dtype = parts.quantized_dtype(d_dtype, out_format)

@@ -209,12 +209,12 @@ def check_quantized(matrix: str) -> Callable[[Signature, Mapping[str, int]], Non
 
 
 def quantized_dtype(dtype: Any, out_format: str | None) -> Any:
-    """The dtype of an output to allocate: the elements of its format; FP8 may be asked for as E5M2."""
+    """The dtype of an output to allocate: as asked for, or the elements of its format in place of a wide dtype."""
     if not isinstance(out_format, str) or out_format not in FORMAT_ELEMENTS:
         return dtype  # None, or the contract's to refuse
-    if out_format == "mxfp8":
-        return FLOAT8_E5M2 if FLOAT8_E5M2 == dtype else FLOAT8_E4M3FN
-    return FLOAT4_E2M1FN
+    if any(wide == dtype for wide in WIDE):
+        return FORMAT_ELEMENTS[out_format][0]
+    return dtype
 
 
 def options(tiles_n: tuple[int, ...], clusters: tuple[int, ...]) -> tuple[Attribute, ...]:

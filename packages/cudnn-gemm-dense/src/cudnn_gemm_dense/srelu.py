@@ -112,9 +112,9 @@ def gemm_srelu_wrapper(
     alpha: a number on the host, taken at run time. c_major: "n" (rows contiguous) or "m", of C and D.
     c_dtype: float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.
     d_dtype: float32, float16, bfloat16; FP8 with norm_const_tensor is MXFP8.
-    out_format: "mxfp8", "mxfp4" or "nvfp4" quantizes D along its columns, as `cudnn.quantize` does; d_dtype then only
-        chooses between E4M3 (default) and E5M2. norm_const_tensor: one float32; values are multiplied by it first, and
-        D * SFD / norm_const are the values.
+    out_format: "mxfp8", "mxfp4" or "nvfp4" quantizes D along its columns, as `cudnn.quantize` does. A wide d_dtype
+        then stands for the format's elements; float8_e5m2 of MXFP8 and uint8, as the container of FP4, are kept.
+        norm_const_tensor: one float32; values are multiplied by it first, and D * SFD / norm_const are the values.
     mma_tiler_mn, cluster_shape_mn: hints. vector_f32: accepted, without effect.
 
     Returns TupleDict(c_tensor (M, N, L), d_tensor (M, N, L), amax_tensor (1,): max |D| in FP32 if A is FP4 and D is not
@@ -122,8 +122,9 @@ def gemm_srelu_wrapper(
     Numerics: block-scaled operands expand to BF16 exactly within its range; D and amax come from the FP32 values, not
         from rounded C; one RNE rounding at each store, saturating in FP8 and FP4. NaN reaches all that depends on it,
         through the relu too.
-    Raises: ValueError (shape, stride, dtype, combination), TypeError (not a tensor), RuntimeError (no engine for the
-        device). No sync, capturable after one warm call, bitwise repeatable.
+    Raises: ValueError (shape, stride, dtype, combination), TypeError (not a tensor, no number), RuntimeError (no engine
+        for the device). No sync, capturable after one warm call, bitwise repeatable. No derivative.
+    Source: squared ReLU of So et al. 2021 (arXiv:2109.08668); prob, layouts and rounding of cuDNN Frontend 1.32.
     """
     d_dtype = parts.quantized_dtype(d_dtype, out_format)
     hints = (acc_dtype, mma_tiler_mn, cluster_shape_mn, sf_vec_size)

@@ -177,9 +177,9 @@ def gemm_swiglu_wrapper(
     alpha: a number on the host, taken at run time. c_major: "n" (rows contiguous) or "m", of AB12 and C.
     ab12_dtype: float32, float16, bfloat16, float8_e4m3fn, float8_e5m2; None: AB12 is not stored.
     c_dtype: float32, float16, bfloat16; FP8 with norm_const_tensor is MXFP8.
-    out_format: "mxfp8", "mxfp4" or "nvfp4" quantizes C along its columns, as `cudnn.quantize` does; c_dtype then only
-        chooses between E4M3 (default) and E5M2. norm_const_tensor: one float32; values are multiplied by it first, and
-        C * SFC / norm_const are the values.
+    out_format: "mxfp8", "mxfp4" or "nvfp4" quantizes C along its columns, as `cudnn.quantize` does. A wide c_dtype
+        then stands for the format's elements; float8_e5m2 of MXFP8 and uint8, as the container of FP4, are kept.
+        norm_const_tensor: one float32; values are multiplied by it first, and C * SFC / norm_const are the values.
     mma_tiler_mn, cluster_shape_mn: hints. vector_f32, ab12_stages: accepted, without effect. acc_dtype: float16 (for
         float16 and plain FP8 operands) is accepted; sums are FP32 anyway.
 
@@ -188,8 +188,10 @@ def gemm_swiglu_wrapper(
     Numerics: block-scaled operands expand to BF16 exactly within its range; C and amax come from the FP32 values, not
         from rounded AB12; one RNE rounding at each store, saturating in FP8 and FP4. NaN reaches all that depends on
         it. gate = -Inf gives NaN, as 0 * Inf.
-    Raises: ValueError (shape, stride, dtype, combination), TypeError (not a tensor), RuntimeError (no engine for the
-        device). No sync, capturable after one warm call, bitwise repeatable.
+    Raises: ValueError (shape, stride, dtype, combination), TypeError (not a tensor, no number), RuntimeError (no engine
+        for the device), NotImplementedError (on a GPU: concatenated halves that are not whole groups of 32 columns).
+        No sync, capturable after one warm call, bitwise repeatable. No derivative.
+    Source: SwiGLU of Shazeer 2020 (arXiv:2002.05202); layouts and rounding of cuDNN Frontend 1.32.
     """
     c_dtype = parts.quantized_dtype(c_dtype, out_format)
     hints = (acc_dtype, mma_tiler_mn, cluster_shape_mn, sf_vec_size)

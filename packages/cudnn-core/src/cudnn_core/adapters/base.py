@@ -219,7 +219,7 @@ class Adapter(abc.ABC):
         """Tells the allocator: work on the stream uses `arrays`, even when they are dropped."""
 
     def has_no_data(self, arrays: Iterable[Any]) -> bool:
-        """Whether `arrays` are metadata only, such as torch's on the device "meta"."""
+        """Whether `arrays` have no memory now: on torch's device "meta", fake, or while something traces the call."""
         return False
 
     def is_subclass(self, x: Any) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from .. import device_info, streams
@@ -51,6 +52,11 @@ class TorchAdapter(Adapter):
         if x.layout is not torch.strided or x.is_nested:
             got = "a nested one" if x.is_nested else x.layout
             raise ValueError(f"{name or 'tensor'}: expected a strided tensor, got {got}")
+        if x.is_neg():
+            raise ValueError(
+                f"{name or 'tensor'}: expected a tensor whose memory holds its numbers, got a negated view; "
+                f"resolve_neg() makes one"
+            )
         shape, stride = tuple(x.shape), x.stride()
         if dtype.is_fp4:
             try:
@@ -253,16 +259,22 @@ class TorchAdapter(Adapter):
                 x.record_stream(_stream(handle, _device(x.device)))
 
     def watches(self) -> bool:
-        """Whether torch compiles, or a dispatch mode or functorch transform is on."""
+        """Whether torch compiles, or a dispatch mode, functorch transform or forward-mode level is on."""
         return self.traces() or _functorch_level() is not None
 
     def traces(self) -> bool:
-        # Recognizers compare the keys by which torch dispatches now, and so refuse all tensors under a transform.
-        # First the compiler, which itself traces this line.
-        return torch.compiler.is_compiling() or _dispatch_modes() > 0
+        # Recognizers compare the keys by which torch dispatches now, and so refuse all tensors under a transform; of
+        # tangents they know nothing. First the compiler, which itself traces this line.
+        return (
+            torch.compiler.is_compiling() or _dispatch_modes() > 0 or forward_ad._current_level >= 0
+        )
 
     def has_no_data(self, arrays: Iterable[Any]) -> bool:
-        return any(isinstance(x, torch.Tensor) and x.is_meta for x in arrays)
+        if torch.compiler.is_compiling() or _functorch_level() is not None:
+            return True
+        return any(
+            isinstance(x, FakeTensor) or (isinstance(x, torch.Tensor) and x.is_meta) for x in arrays
+        )
 
     def is_subclass(self, x: Any) -> bool:
         return type(x) not in PLAIN_TYPES

@@ -48,18 +48,36 @@ class Number:
             # A tracing compiler passes here too, with a symbolic number that it must not compare.
             return value
         place = getattr(value, "device", None)
-        if getattr(place, "type", "cpu") != "cpu":
+        # torch calls the kind of a device its type, JAX its platform.
+        if getattr(place, "type", getattr(place, "platform", "cpu")) != "cpu":
             expected = "a number on the host, as nothing is read from a device"
             raise ValueError(mismatch(self.name, expected, f"a tensor on {place}"))
         try:
-            if isinstance(value, str | bytes | complex):
+            number = value.item() if hasattr(value, "item") else value
+            if isinstance(number, NO_NUMBERS):
                 raise TypeError
-            number = float(value.item() if hasattr(value, "item") else value)
+            number = float(number)
+        except OverflowError:
+            raise ValueError(mismatch(self.name, "a number that a double holds", "more")) from None
         except (TypeError, ValueError):
-            came = value if isinstance(value, str | bytes | complex) else type(value).__name__
+            came = value if isinstance(value, NO_NUMBERS) else type(value).__name__
             expected = "a number known on the host, before any tracing"
             raise TypeError(mismatch(self.name, expected, repr(came))) from None
         return number if number == number else math.nan
+
+
+# Which float() takes, or says to be complex.
+NO_NUMBERS = (str, bytes, bytearray, memoryview, complex)
+
+
+def as_integer(value: Any) -> int | None:
+    """The integer that an integer of any type is; None for a boolean, and for what is none."""
+    if type(value) is bool or not hasattr(value, "__index__"):
+        return None
+    try:
+        return index(value)
+    except TypeError:  # an array of several, a NumPy boolean
+        return None
 
 
 def choice(name: str, default: Any, allowed: Iterable[Any], of_output: bool = False) -> Attribute:
@@ -71,9 +89,10 @@ def choice(name: str, default: Any, allowed: Iterable[Any], of_output: bool = Fa
         for candidate in values:
             if type(candidate) is type(value) and candidate == value:
                 return candidate
-        if hasattr(value, "__index__") and type(value) is not bool:
+        integer = as_integer(value)
+        if integer is not None:
             for candidate in values:
-                if type(candidate) is int and candidate == index(value):
+                if type(candidate) is int and candidate == integer:
                     return candidate
         raise ValueError(mismatch(argument, one_of(map(repr, values)), repr(value)))
 
@@ -131,10 +150,11 @@ def tile_hint(
         if value is None:
             return None
         try:
-            pair = tuple(index(extent) for extent in value)
+            pair = tuple(value)
         except TypeError:
             pair = ()
-        if len(pair) != 2:
+        pair = tuple([as_integer(extent) for extent in pair])
+        if len(pair) != 2 or None in pair:
             raise ValueError(mismatch(argument, "a pair of integers or None", repr(value)))
         for mode, legal in enumerate(allowed):
             if pair[mode] not in legal:

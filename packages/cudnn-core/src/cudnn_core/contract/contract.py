@@ -139,10 +139,16 @@ class Contract:
         """The parsed attributes that are in the signature: those that do more than shape an output."""
         return {a.name: parsed[a.name] for a in self.attributes if not a.of_output}
 
-    def bind(self, descs: Sequence[TensorDesc | None], attributes: Mapping[str, Any]) -> Problem:
+    def bind(
+        self,
+        descs: Sequence[TensorDesc | None],
+        attributes: Mapping[str, Any],
+        names: Sequence[str] = (),
+    ) -> Problem:
         """Check `descs` (all inputs, then all outputs or none) and attributes; raise or return the Problem.
 
-        Messages call each tensor by its desc's name, so a class says ``sample_a`` and a wrapper ``a_tensor``.
+        Messages call each tensor by its desc's name, so a class says ``sample_a`` and a wrapper ``a_tensor``; names
+        are what the caller calls those that may be missing.
         """
         parsed = self.parse_attributes(attributes)
         operands = self.operands if len(descs) == len(self.operands) else self.inputs
@@ -160,7 +166,8 @@ class Contract:
             dtypes[operand.name] = plan.dtype
             plans.append(plan)
 
-        for operand, desc in zip(operands, descs, strict=True):
+        names = names or tuple(operand.name for operand in operands)
+        for operand, desc, name in zip(operands, descs, names, strict=True):
             if operand.output:
                 self._derive(dims)
             applies = operand.applies(kept, dtypes)
@@ -170,7 +177,7 @@ class Contract:
                     raise ValueError(mismatch(desc.name or operand.name, expected, "a tensor"))
                 add(operand, desc)
             elif applies and not operand.optional:
-                raise ValueError(mismatch(operand.name, "a tensor", "None"))
+                raise ValueError(mismatch(name, "a tensor", "None"))
         device = next(desc.device for desc in descs if desc is not None)
         if operands is not self.operands:
             self._derive(dims)

@@ -7,12 +7,12 @@ found goes into a frozen `OperandPlan`, which is part of the compile key and so 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ..dtypes import FLOAT4_E2M1FN, FLOAT8_E8M0FNU, FLOAT32, INT8, UINT8, DType
 from ..errors import axes, mismatch, one_of
-from ..tensor_desc import Device, TensorDesc, contiguous_stride
+from ..tensor_desc import Device, TensorDesc, contiguous_stride, logical_fp4, physical_fp4
 from .dims import Dims
 
 ATOM_ROWS, ATOM_BLOCKS = 128, 4
@@ -142,6 +142,8 @@ class Matrix(Operand):
         logical = desc
         if desc.dtype is UINT8:
             logical = as_logical_fp4(desc, self.dims.index(self.majors[self.fp4_major]), label)
+        elif desc.dtype.is_fp4 and 0 in desc.shape:
+            logical = repacked(desc, self.dims.index(self.majors[self.fp4_major]))
         for symbol, extent in zip(self.dims, logical.shape, strict=True):
             dims.bind(symbol, extent, label)
         major = self._major(logical, attributes.get(self.major_from))
@@ -266,10 +268,16 @@ def compact_stride(shape: tuple[int, ...], order: list[int]) -> tuple[int, ...]:
 
 def as_logical_fp4(desc: TensorDesc, axis: int, label: str) -> TensorDesc:
     """A uint8 container read as FP4 packed along `axis`: that extent doubles, the other strides double."""
-    if desc.shape[axis] != 1 and desc.stride[axis] != 1:
+    if 0 not in desc.shape and desc.shape[axis] != 1 and desc.stride[axis] != 1:
         got = f"shape {tuple(desc.shape)} with strides {tuple(desc.stride)}"
         raise ValueError(mismatch(label, f"packed FP4 bytes contiguous along axis {axis}", got))
     return desc.as_fp4(axis)
+
+
+def repacked(desc: TensorDesc, axis: int) -> TensorDesc:
+    """An empty array of packed FP4, whose strides do not say which axis is packed, seen as packed along `axis`."""
+    shape, stride = logical_fp4(*physical_fp4(desc.shape, desc.stride), axis)
+    return replace(desc, shape=shape, stride=stride, stride_order=None)
 
 
 @dataclass(frozen=True)
@@ -422,7 +430,8 @@ class Column(Operand):
             raise ValueError(mismatch(label, expected, f"shape {tuple(desc.shape)}"))
         dims.bind(rows, desc.shape[0], label)
         dims.bind(batch, desc.shape[2], label)
-        if self.output and 0 not in desc.shape and not addresses_once(desc.shape, desc.stride):
+        once = addresses_once(desc.shape, tuple(abs(step) for step in desc.stride))
+        if self.output and not once and 0 not in desc.shape:
             got = f"shape {tuple(desc.shape)} with strides {tuple(desc.stride)}"
             raise ValueError(mismatch(label, "an output whose elements share no memory", got))
         return OperandPlan(self.name, FLOAT32.name, "native")

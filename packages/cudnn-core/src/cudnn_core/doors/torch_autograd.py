@@ -1,5 +1,5 @@
 """Gradients in torch, of any Op that names its backward op: an autograd.Function for eager calls on plain tensors, and
-a formula for the registered op, which is what the compiler and dispatch modes see.
+a formula for the registered op, which is what the compiler and dispatch modes see. Results of other ops have none.
 
 May import torch: only the torch doors come here. First-order only: asking for more is a RuntimeError that says so.
 """
@@ -15,6 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ..dtypes import as_dtype
+from ..errors import mismatch
 from ..prepared import Latest
 
 if TYPE_CHECKING:
@@ -166,9 +167,13 @@ def completed(
 def register(op: Op, library: torch.library.Library, placed: Callable[..., list[Any]]) -> None:
     """Give the registered op its gradient, which is the registered backward op, or a refusal where it is one.
 
-    placed: see torch_op.
+    An op that is neither gives results without gradients, as plain eager calls of it do. placed: see torch_op.
     """
     library = _Guarded(op, library)
+    if op.backward is None and not op.is_gradient:
+        if not op.contract.mutated:
+            library.impl(op.short_name, _detaching(op), "Autograd", with_keyset=True)
+        return
     if op.backward is None:
         refuse = functools.partial(_refuse, op)
         torch.library.register_autograd(op.qualified, refuse, lib=library)
@@ -204,6 +209,20 @@ def register(op: Op, library: torch.library.Library, placed: Callable[..., list[
     )
 
 
+def _detaching(op: Op) -> Callable[..., Any]:
+    """The autograd kernel of an op whose results are constants to torch, whatever the operands record.
+
+    Without one they would seem to have a gradient, which backward then leaves out with no more than a warning.
+    """
+    target = getattr(getattr(torch.ops, op.namespace), op.short_name).default
+
+    def kernel(keyset: Any, *arguments: Any, **named: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return target.redispatch(keyset & torch._C._after_autograd_keyset, *arguments, **named)
+
+    return kernel
+
+
 class _Guarded:
     """A library whose autograd kernels refuse what torch would get wrong in silence, or in words of its own.
 
@@ -213,6 +232,9 @@ class _Guarded:
     def __init__(self, op: Op, library: torch.library.Library) -> None:
         self.op = op
         self.library = library
+        self.expected = "gradients by torch.autograd (backward)"
+        if op.backward is None and not op.is_gradient:
+            self.expected = "no derivative to be taken, as it has none"
 
     def impl(self, name: str, kernel: Callable[..., Any], key: str, **options: Any) -> None:
         def guarded(keyset: Any, *arguments: Any, **named: Any) -> Any:
@@ -225,9 +247,7 @@ class _Guarded:
                 got = "a transform of torch.func"
             else:
                 return kernel(keyset, *arguments, **named)
-            raise NotImplementedError(
-                f"{self.op.short_name}: expected gradients by torch.autograd (backward), got {got}"
-            )
+            raise NotImplementedError(mismatch(self.op.short_name, self.expected, got))
 
         self.library.impl(name, guarded, key, **options)
 

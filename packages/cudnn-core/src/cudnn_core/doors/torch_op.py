@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..adapters import common
 from ..dtypes import DType, as_dtype
+from ..errors import mismatch
 from . import torch_autograd
 
 if TYPE_CHECKING:
@@ -44,8 +46,9 @@ def register(qualified: str) -> None:
         library.impl(op.short_name, kernel, "CPU")
         library.impl(op.short_name, kernel, "CUDA")
         torch.library.register_fake(qualified, _fake(op), lib=library)
-        if op.backward is not None or op.is_gradient:
-            torch_autograd.register(op, library, placed)
+        torch_autograd.register(op, library, placed)
+        if not op.contract.mutated:
+            torch.library.register_vmap(qualified, _one_by_one(op), lib=library)
         _registered.add(qualified)
 
 
@@ -61,6 +64,9 @@ def outputs(
 ) -> Sequence[torch.Tensor | None]:
     """The outputs of the registered op, in contract order, None where one does not apply."""
     register(op.qualified)
+    if not all(x is None or isinstance(x, torch.Tensor) for x in inputs):
+        names = (operand.name for operand in op.contract.inputs)
+        common(dict(zip(names, inputs, strict=True)), op.short_name)  # which says what is no tensor
     target = getattr(getattr(torch.ops, op.namespace), op.short_name)
     made = target(*inputs, *op.plain_attributes(attributes), *numbers)
     return placed(op, inputs, attributes, made)
@@ -167,6 +173,36 @@ def _only(outputs: Sequence[Any]) -> Any:
 
 def _existing(outputs: Iterable[Any]) -> list[Any]:
     return [x for x in outputs if x is not None]
+
+
+def _one_by_one(op: Op):
+    """The rule of `torch.func.vmap`. torch's own fallback makes nothing of lists, and forgets the order in memory."""
+    target = getattr(getattr(torch.ops, op.namespace), op.short_name)
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        if info.batch_size == 0:
+            raise ValueError(mismatch(op.short_name, "a mapped axis that is not empty", "extent 0"))
+        made = []
+        for i in range(info.batch_size):
+            axes = zip(arguments, in_dims, strict=True)
+            made.append(target(*[x.select(d, i) if isinstance(d, int) else x for x, d in axes]))
+        if isinstance(made[0], torch.Tensor):
+            return _stacked(made), 0
+        stacked = [_stacked(results) for results in zip(*made, strict=True)]
+        return type(made[0])(stacked), type(made[0])([0] * len(stacked))
+
+    return rule
+
+
+def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Along a new first axis, each in the memory order that it has: that of scales is their layout."""
+    first = tensors[0]
+    if as_dtype(first.dtype).is_fp4:  # torch copies only its bytes
+        return _stacked([x.view(torch.uint8) for x in tensors]).view(first.dtype)
+    outermost_first = sorted(range(first.ndim), key=lambda axis: -first.stride(axis))
+    back = sorted(range(first.ndim), key=outermost_first.__getitem__)
+    made = torch.stack([x.permute(outermost_first) for x in tensors])
+    return made.permute(0, *(1 + axis for axis in back))
 
 
 def _fake(op: Op):

@@ -208,31 +208,6 @@ def store_shared_v4(
 
 
 @dsl_user_op
-def store_shared_words(address: Int32, words: list, *, loc=None, ip=None) -> None:
-    """One or two 32-bit words to shared memory."""
-    operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (address, *words)]
-    if len(words) == 1:
-        _asm(None, operands, "st.shared.b32 [$0], $1;", "r,r", True)
-    else:
-        _asm(None, operands, "st.shared.v2.b32 [$0], {$1, $2};", "r,r,r", True)
-
-
-@dsl_user_op
-def store_shared_u8(address: Int32, byte: Int32, *, loc=None, ip=None) -> None:
-    """The low byte of a word to shared memory."""
-    operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (address, byte)]
-    _asm(None, operands, "st.shared.u8 [$0], $1;", "r,r", True)
-
-
-@dsl_user_op
-def store_shared_u16(address: Int32, half: Int32, *, loc=None, ip=None) -> None:
-    """The low half of a word to shared memory."""
-    operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (address, half)]
-    text = "{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, $1;\nst.shared.b16 [$0], lo;\n}"
-    _asm(None, operands, text, "r,r", True)
-
-
-@dsl_user_op
 def load_global_u8(address, *, loc=None, ip=None) -> Int32:
     """One byte of global memory that the kernel does not write, zero-extended."""
     operands = [cutlass.Int64(address).ir_value(loc=loc, ip=ip)]

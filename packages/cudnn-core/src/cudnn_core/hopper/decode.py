@@ -10,11 +10,13 @@ Every path rounds element * scale once, to the nearest even BF16.
             NaN, finishes ordinary elements. `special` finds, for many elements at once, whether
             some element is NaN or Inf or some scale too large; then `pair_exactly` goes through the
             hardware's FP8 to FP16 conversion and an FP32 product, which serve every code.
-    FP4     Two byte tables give the magnitude's halves, one product with the scale does the rest.
-            (Spreading codes by multiplication takes fewer logic instructions, but more in all: the
-            main loop was 16 % slower with NVFP4 on an H200, 2026-12.)
+    FP4     Two byte tables, of positive and of negative codes, give the low byte of 12 + element / 2,
+            whose high byte is always the same; (12 + element / 2) * F - 12 F with F = 2 * scale is
+            rounded once, and does the rest. E8M0 scales that are too large for 12 F (`unusual`)
+            take two steps.
 
-Decoding takes issue slots from the warps that feed the tensor core, so instructions count.
+Decoding takes issue slots from the warps that feed the tensor core, so instructions count; logic
+and byte permutations, at half rate, count twice.
 """
 
 from dataclasses import dataclass
@@ -23,7 +25,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from .bits import (
+    add_by_product,
     e4m3_pair_to_bf16x2,
+    fma_bf16x2,
     fp8_to_bf16,
     max3_u16x2,
     merge_masked,
@@ -33,12 +37,17 @@ from .bits import (
     shift_left,
 )
 
-# BF16 signs in both halves of a word, signs of four bytes, the magnitude bits of eight FP4 codes.
+# BF16 signs in both halves of a word, signs of four bytes, signs of four FP4 codes.
 SIGNS = 0x80008000
 BYTE_SIGNS = 0x80808080
-MAGNITUDES = 0x77777777
-# The low and the high bytes of 0, 0.5, 1, 1.5, 2, 3, 4, 6 as BF16, four to a word.
-TABLES = (0xC0800000, 0xC0804000, 0x3F3F3F00, 0x40404040)
+CODE_SIGNS = 0x8888
+# The low bytes of 12 + v/2 as BF16 for v of 0, 0.5, 1, 1.5, 2, 3, 4, 6, then for -v, four to a word;
+# their high byte; 1.
+TABLES = (0x4C484440, 0x70605850, 0x34383C40, 0x10202830, 0x41, 1)
+# BF16 pairs: -12; what turns 12 + v/2 into v.
+MINUS_12, TWO, MINUS_24 = 0xC140C140, 0x40004000, 0xC1C0C1C0
+# E8M0 codes from here on are too large for 12 F.
+FIRST_UNUSUAL = 251
 
 
 @dataclass(frozen=True)
@@ -89,19 +98,28 @@ def pinned_tables(lane: Int32, positive: Int32) -> list[Int32]:
     return [opaque(zero + word) for word in table_words()]
 
 
-def e2m1_to_bf16(word: Int32, tables: list) -> tuple[Int32, Int32, Int32, Int32]:
+def raised_e2m1(codes: Int32, tables: list) -> tuple[Int32, Int32]:
+    """The four FP4 codes in the lower half of a word, the first in the lowest bits, as 12 + v/2: two pairs of BF16.
+
+    A code with a sign picks the sign of a table's byte, which is 0, in the one table and a byte in the other.
+    """
+    positive0, positive1, negative0, negative1, high, one = tables
+    positive = permute(positive0, positive1, codes)
+    negative = permute(negative0, negative1, codes ^ CODE_SIGNS)
+    # Products have a pipe of their own, which is idle.
+    low = add_by_product(positive, one, negative)
+    return permute(low, high, Int32(0x4140)), permute(low, high, Int32(0x4342))
+
+
+def lowered(pair: Int32) -> Int32:
+    """v of 12 + v/2, exactly."""
+    return fma_bf16x2(pair, Int32(TWO), Int32(signed(MINUS_24)))
+
+
+def e2m1_to_bf16(word: Int32, tables: list) -> list[Int32]:
     """Eight FP4 codes, the first in the lowest bits, as four pairs of BF16."""
-    low0, low1, high0, high1 = tables
-    codes, above = word & MAGNITUDES, word << 4
-    pairs = []
-    for half in range(2):
-        index = shift_left(codes, -16 * half)
-        low, high = permute(low0, low1, index), permute(high0, high1, index)
-        # The sign of each code, on top of a byte: of even ones after the shift.
-        signs = permute(above, word, Int32(0x5140 if half == 0 else 0x7362))
-        high = merge_masked(signs, BYTE_SIGNS, high)
-        pairs += [permute(low, high, Int32(0x5140)), permute(low, high, Int32(0x7362))]
-    return tuple(pairs)
+    halves = word, shift_left(word, -16)
+    return [lowered(pair) for half in halves for pair in raised_e2m1(half, tables)]
 
 
 @dataclass(frozen=True)
@@ -112,7 +130,7 @@ class Decoder:
     threads of a quad hold 2t, 2t+1 and 2t+8, 2t+9. Its share of a half a thread has in words:
 
         8-bit   word s is step s: elements 2t, 2t+8, 2t+1, 2t+9 (so that `expand` finds pairs)
-        FP4     word s is steps 2s and 2s+1: elements 2t, 2t+1, 2t+8, 2t+9 of the one, of the other
+        FP4     word s is step s: elements 2t, 2t+1, 2t+8, 2t+9 in its lower half
     """
 
     element: str
@@ -135,7 +153,7 @@ class Decoder:
     @property
     def words(self) -> int:
         """Words of a thread's share of one row in 64 K elements."""
-        return self.bits // 2
+        return 4
 
     @property
     def halves(self) -> int:
@@ -162,53 +180,61 @@ class Decoder:
         first = 64 * half + 32 * pair
         return first // self.sf_vec, (first + 16) // self.sf_vec
 
-    def marks(self, codes: Int32) -> Int32:
-        """0x40 in each byte whose E8M0 code is 0 or 255.
+    @property
+    def has_unusual(self) -> bool:
+        """Whether some FP4 scales take `pair_exactly`."""
+        return self.bits == 4 and self.scale == "float8_e8m0fnu"
 
-        Code 0 is the subnormal 2^-127, and 255, NaN, would read as Inf: both take one more bit.
-        """
-        equal_bits = (codes ^ shift_left(codes, -1)) & 0x7F7F7F7F
-        return shift_left(~(equal_bits + 0x7F7F7F7F) & Int32(signed(BYTE_SIGNS)), -1)
+    def unusual(self, codes: list) -> Boolean:
+        """FP4: whether a byte of some word is an E8M0 code of FIRST_UNUSUAL or more."""
+        found = Int32(0)
+        for word in codes:
+            # Bytes without their top bit cannot carry into others.
+            found = found | (((word & 0x7F7F7F7F) + (256 - FIRST_UNUSUAL) * 0x01010101) & word)
+        return (found & Int32(signed(BYTE_SIGNS))) != 0
 
-    def factors(self, codes: list, marks: list, half: int, pair: int) -> tuple[Int32, Int32]:
-        """What `pair_words` multiplies the two K steps of a pair with; marks: of FP4's E8M0."""
+    def factors(self, codes: list, half: int, pair: int) -> list:
+        """What `pair_words` multiplies the two K steps of a pair with; of FP4: (F, -12 F)."""
         first, second = self.pair_blocks(half, pair)
         if self.scale == "float8_e4m3fn":
-            return e4m3_pair_to_bf16x2(codes[first // 4], (first // 2) % 2)
-        made = []
-        for block in (first, second)[: 1 + (first != second)]:
-            word, select = block // 4, Int32(0x4040 + 0x0101 * (block % 4))
-            code = permute(codes[word], Int32(0), select)
-            if self.bits == 8:
-                extra = Int32(self.format.gap * (0x10001 << 7))
-            else:
-                extra = permute(marks[word], Int32(0), select)
-            made.append(code * 128 + extra)
-        return made[0], made[-1]
+            made = e4m3_pair_to_bf16x2(codes[first // 4], (first // 2) % 2, doubled=True)
+        else:
+            made = []
+            for block in (first, second)[: 1 + (first != second)]:
+                select = Int32(0x4040 + 0x0101 * (block % 4))
+                code = permute(codes[block // 4], Int32(0), select)
+                gap = self.format.gap if self.bits == 8 else 1
+                made.append(code * 128 + Int32(gap * (0x10001 << 7)))
+        if self.bits == 4:
+            made = [(factor, mul_bf16x2(factor, Int32(signed(MINUS_12)))) for factor in made]
+        return [made[0], made[-1]]
 
     def pair_words(self, words: list, pair: int, factors, tables, seen: Int32) -> tuple:
         """Two K steps of a half: their four registers in the tensor core's order, scaled.
 
         tables: of FP4, pinned. Returns also `seen`, joined with what `special` needs to know (8-bit).
         """
-        if self.bits == 8:
-            values = []
-            for word in words[2 * pair : 2 * pair + 2]:
+        made = []
+        for word, factor in zip(words[2 * pair : 2 * pair + 2], factors, strict=True):
+            if self.bits == 8:
                 lower, fields0 = self.format.expand(word, 0)
                 upper, fields1 = self.format.expand(word, 1)
                 seen = max3_u16x2(fields0, fields1, seen)
-                values += [lower, upper]
-        else:
-            values = e2m1_to_bf16(words[pair], tables)
-        return [mul_bf16x2(v, factors[i // 2]) for i, v in enumerate(values)], seen
+                made += [mul_bf16x2(lower, factor), mul_bf16x2(upper, factor)]
+            else:
+                made += [fma_bf16x2(v, *factor) for v in raised_e2m1(word, tables)]
+        return made, seen
 
-    def pair_exactly(self, words: list, pair: int, codes: list) -> list:
-        """8-bit elements: as `pair_words`, for any elements and scales."""
-        code = shift_left(codes[0], -8 * pair) & 0xFF
-        scale = fp32_scale(code)
-        made = []
-        for word in words[2 * pair : 2 * pair + 2]:
-            made += fp8_to_bf16(word, scale, fp8_kind(self.element), True)
+    def pair_exactly(self, words: list, half: int, pair: int, codes: list, tables) -> list:
+        """As `pair_words`, for any elements and E8M0 scales."""
+        made, blocks = [], self.pair_blocks(half, pair)
+        for word, block in zip(words[2 * pair : 2 * pair + 2], blocks, strict=True):
+            scale = fp32_scale(shift_left(codes[block // 4], -8 * (block % 4)) & 0xFF)
+            if self.bits == 8:
+                made += fp8_to_bf16(word, scale, fp8_kind(self.element), True)
+            else:
+                factor = bf16_pair(scale)
+                made += [mul_bf16x2(lowered(v), factor) for v in raised_e2m1(word, tables)]
         return made
 
     def special(self, seen: Int32, codes: list) -> Boolean:
@@ -228,6 +254,11 @@ class Decoder:
 def fp8_kind(element: str) -> str:
     """The name of an 8-bit format in conversion instructions."""
     return "e4m3x2" if element == "float8_e4m3fn" else "e5m2x2"
+
+
+def bf16_pair(scale: Int32) -> Int32:
+    """The bits of an FP32 number with a short mantissa as BF16, in both halves of a word."""
+    return shift_left(scale, -16) * 0x10001
 
 
 @cute.jit

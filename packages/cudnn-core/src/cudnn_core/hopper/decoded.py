@@ -59,8 +59,8 @@ class Place(NamedTuple):
 
 
 class Registers(NamedTuple):
-    """A thread's words of half a raw stage and scale codes (with their marks) of a whole one, by
-    row, and the register operands of both groups.
+    """A thread's words of half a raw stage and scale codes of a whole one, by row, and the register
+    operands of both groups.
     """
 
     words: cute.Tensor
@@ -263,7 +263,7 @@ class DecodedBody:
         decoder, rows = self.weights.decoder, 2 * self.tile.m_blocks
         made = Registers(
             cute.make_rmem_tensor((decoder.words, rows), Int32),
-            cute.make_rmem_tensor((2, decoder.atoms_k, rows), Int32),
+            cute.make_rmem_tensor((decoder.atoms_k, rows), Int32),
             [self.fragment() for _ in range(2)],
         )
         for fragment in made.fragments:
@@ -284,6 +284,7 @@ class DecodedBody:
             stage = raw.index
             existing = self.existing_blocks(weights, first + i)
             self.load_codes(buffers.weights, stage, place, existing, first + i, codes)
+            usual = self.usual(codes, rows_exist)
             for half in cutlass.range_constexpr(decoder.halves):
                 self.load_words(buffers.weights, stage, place, half, words)
                 if cutlass.const_expr(half == decoder.halves - 1):
@@ -296,7 +297,7 @@ class DecodedBody:
                         if (i > 0) | Boolean(half > 0):
                             buffers.ring.release(release)
                             release.advance()
-                    self.decode(place, words, codes, half, group, fragments[group], rows_exist)
+                    self.decode(place, words, codes, half, group, fragments[group], usual)
                     if cutlass.const_expr(group == 0):
                         buffers.ring.wait_full(ring)
                     self.multiply(group, fragments[group], columns, ring.index, accumulators)
@@ -317,21 +318,27 @@ class DecodedBody:
 
     @cute.jit
     def load_codes(self, buffers, stage, place: cutlass.Constexpr, existing, k_tile, codes):
-        """The scale codes of a thread's rows in a raw stage, and their marks."""
+        """The scale codes of a thread's rows in a raw stage."""
         decoder, rows = self.weights.decoder, 2 * self.tile.m_blocks
         scales = self.weights.scale_stage(buffers, self.tile.rows, stage)
         for r in cutlass.range_constexpr(rows):
             base, step = place.scales_at[r]
             found = self.weights.load_codes(scales + base + step, k_tile)
             for w in cutlass.range_constexpr(decoder.atoms_k):
-                codes[0, w, r] = found[w]
+                codes[w, r] = found[w]
         if existing < decoder.blocks:
             for r in cutlass.range_constexpr(rows):
                 for w in cutlass.range_constexpr(decoder.atoms_k):
-                    codes[0, w, r] = self.weights.guard(codes[0, w, r], w, existing)
-        for r in cutlass.range_constexpr(rows):
-            for w in cutlass.range_constexpr(decoder.atoms_k):
-                codes[1, w, r] = decoder.marks(codes[0, w, r])
+                    codes[w, r] = self.weights.guard(codes[w, r], w, existing)
+
+    @cute.jit
+    def usual(self, codes, rows_exist) -> Boolean:
+        """FP4: whether no scale of a raw stage calls for the path that serves every code."""
+        usual = Boolean(rows_exist)
+        if cutlass.const_expr(self.weights.decoder.has_unusual):
+            words = [codes[i] for i in range(cute.size(codes))]
+            usual = not Boolean(cute.arch.vote_any_sync(self.weights.decoder.unusual(words)))
+        return usual
 
     def load_words(self, buffers, stage, place: Place, half: int, words) -> None:
         """A thread's words of a half of a raw stage."""
@@ -358,20 +365,22 @@ class DecodedBody:
         half: cutlass.Constexpr,
         group: cutlass.Constexpr,
         fragment,
-        rows_exist,
+        usual,
     ):
         """Fill one group's registers from raw words.
 
         The branches also keep the compiler from sinking the arithmetic behind the warpgroup's
         fence, where it would have to serialize every WGMMA.
         """
-        if cutlass.const_expr(self.weights.decoder.bits == 8):
+        decoder = self.weights.decoder
+        if cutlass.const_expr(decoder.bits == 8):
             special = self.decode_steps(place, words, codes, half, group, fragment)
             if cute.arch.vote_any_sync(special):
-                self.decode_exactly(words, codes, group, fragment)
-        else:
-            if rows_exist:
-                self.decode_steps(place, words, codes, half, group, fragment)
+                self.decode_exactly(place, words, codes, half, group, fragment)
+        elif usual:
+            self.decode_steps(place, words, codes, half, group, fragment)
+        elif cutlass.const_expr(decoder.has_unusual):
+            self.decode_exactly(place, words, codes, half, group, fragment)
 
     def decode_steps(self, place: Place, words, codes, half: int, group: int, fragment):
         """Decode a group; the result says whether it has to be repeated exactly."""
@@ -380,30 +389,34 @@ class DecodedBody:
         block, pairs = self.group_shape(group)
         seen, used = Int32(0), []
         for v in range(2):
-            row_codes, marks, row_words = self.row(words, codes, 2 * block + v)
+            row_codes, row_words = self.row(words, codes, 2 * block + v)
             used.append(row_codes[0])
             for index, pair in enumerate(pairs):
-                factors = decoder.factors(row_codes, marks, half, pair)
+                factors = decoder.factors(row_codes, half, pair)
                 made, seen = decoder.pair_words(row_words, pair, factors, place.tables, seen)
                 for i, word in enumerate(made):
                     registers[v + 2 * i + 8 * index] = word
         return decoder.special(seen, used) if decoder.bits == 8 else None
 
-    def decode_exactly(self, words, codes, group: int, fragment) -> None:
-        """Decode a group of 8-bit elements by the path that serves every code."""
+    def decode_exactly(self, place: Place, words, codes, half: int, group: int, fragment) -> None:
+        """Decode a group by the path that serves every code."""
         registers = cute.recast_tensor(fragment, Int32)
         block, pairs = self.group_shape(group)
         for v in range(2):
-            row_codes, _, row_words = self.row(words, codes, 2 * block + v)
+            row_codes, row_words = self.row(words, codes, 2 * block + v)
             for index, pair in enumerate(pairs):
-                made = self.weights.decoder.pair_exactly(row_words, pair, row_codes)
+                made = self.weights.decoder.pair_exactly(
+                    row_words, half, pair, row_codes, place.tables
+                )
                 for i, word in enumerate(made):
                     registers[v + 2 * i + 8 * index] = word
 
-    def row(self, words, codes, r: int) -> tuple[list, list, list]:
-        """(scale codes, their marks, words) of a thread's row number r."""
-        kept = [[codes[i, w, r] for w in range(self.weights.decoder.atoms_k)] for i in range(2)]
-        return *kept, [words[w, r] for w in range(self.weights.decoder.words)]
+    def row(self, words, codes, r: int) -> tuple[list, list]:
+        """(scale codes, words) of a thread's row number r."""
+        decoder = self.weights.decoder
+        return [codes[w, r] for w in range(decoder.atoms_k)], [
+            words[w, r] for w in range(decoder.words)
+        ]
 
     def multiply(self, group: int, fragment, columns, stage, accumulators):
         """Issue one group's WGMMAs as a commit group."""

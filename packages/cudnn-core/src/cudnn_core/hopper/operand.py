@@ -272,8 +272,7 @@ class BlockScaledOperand:
             else:
                 # Byte t of each word: the whole quad reads the chunk, which costs one access.
                 w0, w1, w2, w3 = load_shared_v4(piece)
-                pairs = permute(w0, w1, select), permute(w2, w3, select)
-                words.append(permute(*pairs, Int32(0x5410)))
+                words += [permute(w0, w1, select), permute(w2, w3, select)]
         return words
 
     def selector(self, lane4: Int32) -> Int32:

@@ -157,7 +157,7 @@ def workspaces(problem: Problem) -> tuple[Workspace, ...]:
     sizes = {
         "expanded": Workspace(expanded),
         "partials": Workspace(partial_bytes(product.tile, walkers)),
-        "flags": Workspace(flag_bytes(product.tile, walkers), zeroed=True),
+        "flags": Workspace(flag_bytes(product.tile, walkers)),
     }
     return tuple(sizes[name] for name in scratch(product))
 

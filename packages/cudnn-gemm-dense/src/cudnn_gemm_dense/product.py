@@ -17,6 +17,7 @@ from cudnn_core.hopper.gemm import HopperGemm
 from cudnn_core.hopper.matrix import MatrixOperand
 from cudnn_core.hopper.operand import BlockScaledOperand
 from cudnn_core.hopper.plain import PlainBody
+from cudnn_core.hopper.rules import UNIT
 from cudnn_core.hopper.schedule import DenseSchedule
 from cudnn_core.hopper.stream import StreamSchedule
 from cudnn_core.hopper.tile import SHARED_MEMORY
@@ -99,7 +100,8 @@ class Multiply:
         self.product, self.epilogue, self.body = product, epilogue, body_of(product)
         schedule = DenseSchedule(product.tile)
         if product.split is not None:
-            schedule = StreamSchedule(product.tile, least=product.split)
+            unit = max(UNIT, self.body.stage_k) if product.decodes else UNIT
+            schedule = StreamSchedule(product.tile, unit, product.split)
         follows = product.decodes and any(product.treatments)
         self.gemm = HopperGemm(product.tile, self.body, schedule, epilogue, follows)
         scaled = ("sfa" if product.a.scale else None, "sfb" if product.b.scale else None)

@@ -166,6 +166,11 @@ class Decoder:
         return self.tile_k // self.sf_vec
 
     @property
+    def scale_pieces(self) -> int:
+        """Raw stages that share a scale atom."""
+        return max(1, 4 // self.blocks)
+
+    @property
     def atoms_k(self) -> int:
         """Scale atoms (of four blocks) along K that a raw stage touches."""
         return max(1, self.blocks // 4)

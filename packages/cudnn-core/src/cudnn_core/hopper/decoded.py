@@ -31,6 +31,7 @@ from .rings import Ring
 from .schedule import at_most
 from .tile import TileConfig
 
+# K elements that are decoded and multiplied in two groups.
 UNIT_K = 64
 
 
@@ -93,20 +94,35 @@ class DecodedBody:
             return f"decoded weights meet bfloat16, not {self.activations.element}"
         if tile.cluster[0] != 1 or self.activations.sharers != tile.cluster[1]:
             return "the blocks of a cluster share activations: cluster must be (1, 1) or (1, 2)"
+        if self.stage_units % tile.units:
+            return f"stages of {tile.units} units do not divide raw stages of {self.stage_units}"
+        if tile.raw_pieces % self.weights.decoder.scale_pieces and tile.raw_pieces > 1:
+            return f"{tile.raw_pieces} pieces of rows do not fill scale atoms"
         if tile.promote_k is not None and (tile.m_blocks > 1 or tile.columns > 128):
             return "sums are promoted with one 64-row block of 128 columns per warpgroup at most"
         return self.activations.why_not(tile.columns) or self.weights.why_not(tile.rows)
 
+    @property
+    def stage_k(self) -> int:
+        """K elements of a raw stage."""
+        return self.tile.raw_pieces * self.weights.decoder.tile_k
+
+    @property
+    def stage_units(self) -> int:
+        """Units of a raw stage."""
+        return self.stage_k // UNIT_K
+
     def smem_bytes(self) -> int:
-        dense = self.activations.stage_bytes(self.tile.columns) * self.tile.stages
-        return dense + self.weights.stage_bytes(self.tile.rows) * self.tile.raw_stages
+        tile = self.tile
+        dense = self.activations.stage_bytes(tile.columns) * tile.units * tile.stages
+        return dense + self.weights.stage_bytes(tile.rows, tile.raw_pieces) * tile.raw_stages
 
     def allocate(self, smem) -> DecodedBuffers:
         tile = self.tile
         consumers = 4 * tile.sharers
         return DecodedBuffers(
-            weights=self.weights.allocate(smem, tile.rows, tile.raw_stages),
-            activations=self.activations.allocate(smem, tile.columns, tile.stages),
+            weights=self.weights.allocate(smem, tile.rows, tile.raw_stages, tile.raw_pieces),
+            activations=self.activations.allocate(smem, tile.columns, tile.stages * tile.units),
             raw=Ring.allocate(smem, tile.raw_stages, 1, consumers),
             ring=Ring.allocate(smem, tile.stages, 1, consumers, tile.blocks),
         )
@@ -126,7 +142,7 @@ class DecodedBody:
         """The states after stages that are another warpgroup's."""
         raw, ring = (state.clone() for state in states)
         raw.advance(k_tiles)
-        ring.advance(k_tiles * self.weights.decoder.halves)
+        ring.advance(k_tiles * (self.stage_units // self.tile.units))
         return raw, ring
 
     def accumulators(self) -> list:
@@ -136,7 +152,7 @@ class DecodedBody:
 
     def k_tiles(self, k_count: Int32) -> Int32:
         """Raw stages of an item."""
-        return (k_count + self.weights.decoder.tile_k - 1) // self.weights.decoder.tile_k
+        return (k_count + self.stage_k - 1) // self.stage_k
 
     @cute.jit
     def produce(
@@ -158,6 +174,7 @@ class DecodedBody:
     @cute.jit
     def produce_weights(self, buffers, weights: OperandArgs, item, state):
         rows, ring = self.tile.rows, buffers.raw
+        pieces = cutlass.const_expr(self.tile.raw_pieces)
         shared, source = self.weights.partition(
             weights, buffers.weights, rows, item.n0, item.k0, item.batch
         )
@@ -165,26 +182,36 @@ class DecodedBody:
         for i in cutlass.range(self.k_tiles(item.k_count), unroll=1):
             ring.wait_empty(state)
             barrier = ring.full + state.index
-            count = self.weights.scale_count(weights, rows, item.n0, first + i)
-            count += self.weights.data_bytes(rows)
+            count = self.weights.scale_count(weights, rows, item.n0, first + i * pieces, pieces)
+            count += self.weights.data_bytes(rows) * pieces
             with cute.arch.elect_one():
                 ring.expect(state, count)
-            cute.copy(
-                weights.tma_atom, source[None, i], shared[None, state.index], tma_bar_ptr=barrier
-            )
-            with cute.arch.elect_one():
-                self.weights.load_scales(
-                    weights,
-                    buffers.weights,
-                    rows,
-                    item.n0,
-                    first + i,
-                    item.batch,
-                    state.index,
-                    barrier.toint(),
+            for p in cutlass.range_constexpr(pieces):
+                cute.copy(
+                    weights.tma_atom,
+                    source[None, i * pieces + p],
+                    shared[None, state.index * pieces + p],
+                    tma_bar_ptr=barrier,
                 )
+            with cute.arch.elect_one():
+                for p in cutlass.range_constexpr(0, pieces, self.weights.decoder.scale_pieces):
+                    self.weights.load_scales(
+                        weights,
+                        buffers.weights,
+                        rows,
+                        item.n0,
+                        first + i * pieces + p,
+                        item.batch,
+                        self.scale_stage(state.index, p),
+                        barrier.toint(),
+                    )
             state.advance()
         return state
+
+    def scale_stage(self, stage: Int32, piece: int) -> Int32:
+        """Where the scales of a piece of a raw stage lie, counted in what one piece or one atom needs."""
+        group = self.weights.scale_group(self.tile.raw_pieces)
+        return stage * (self.tile.raw_pieces // group) + piece // group
 
     @cute.jit
     def produce_activations(self, buffers, activations: MatrixArgs, item, state):
@@ -192,14 +219,19 @@ class DecodedBody:
         shared, source = self.activations.partition(
             activations, buffers.activations, columns, item.m0, item.k0, item.batch
         )
-        stages = self.k_tiles(item.k_count) * self.weights.decoder.halves
+        units = cutlass.const_expr(self.tile.units)
+        stages = self.k_tiles(item.k_count) * (self.stage_units // units)
         for i in cutlass.range(stages, unroll=1):
             ring.wait_empty(state)
             with cute.arch.elect_one():
-                ring.expect(state, Int32(self.activations.stage_bytes(columns)))
-            self.activations.copy(
-                activations, source[None, i], shared[None, state.index], ring.full + state.index
-            )
+                ring.expect(state, Int32(self.activations.stage_bytes(columns) * units))
+            for u in cutlass.range_constexpr(units):
+                self.activations.copy(
+                    activations,
+                    source[None, i * units + u],
+                    shared[None, state.index * units + u],
+                    ring.full + state.index,
+                )
             state.advance()
         return state
 
@@ -225,20 +257,22 @@ class DecodedBody:
 
         Waits on the full barriers and signals the empty ones of both rings.
         """
-        tile, tile_k = self.tile, self.weights.decoder.tile_k
+        tile = self.tile
         place = self.place(weights, item, thread)
         registers = self.registers()
-        first, count = item.k0 // tile_k, self.k_tiles(item.k_count)
+        first = item.k0 // self.weights.decoder.tile_k
+        count = self.k_tiles(item.k_count)
         args = (buffers, weights, place, registers)
         if cutlass.const_expr(tile.promote_k is None):
             return self.sum(args, accumulators, states, first, count, item.n_valid > 0)
         # The inner loop knows nothing of it: ptxas serializes products whose sums are touched.
-        whole = cutlass.const_expr(tile.promote_k // tile_k)
+        whole = cutlass.const_expr(tile.promote_k // self.stage_k)
         promoted = cute.make_rmem_tensor(accumulators[0].layout, Float32)
         promoted.fill(0.0)
         for i in cutlass.range((count + whole - 1) // whole, unroll=1):
             part = at_most(count - i * whole, Int32(whole))
-            states = self.sum(args, accumulators, states, first + i * whole, part, item.n_valid > 0)
+            start = first + i * (whole * tile.raw_pieces)
+            states = self.sum(args, accumulators, states, start, part, item.n_valid > 0)
             promoted.store(promoted.load() + accumulators[0].load())
             accumulators[0].fill(0.0)
         accumulators[0].store(promoted.load())
@@ -272,36 +306,41 @@ class DecodedBody:
 
     @cute.jit
     def sum(self, args: cutlass.Constexpr, accumulators, states, first, count, rows_exist):
-        """Add the products of `count` raw stages, from K tile `first` on, and wait for them."""
+        """Add the products of `count` raw stages, from piece `first` of K on, and wait for them."""
         buffers, weights, place, (words, codes, fragments) = args
         raw, ring = states
-        decoder = self.weights.decoder
+        decoder, pieces, units = self.weights.decoder, self.tile.raw_pieces, self.tile.units
         tiled_mma = cute.make_tiled_mma(self.mma_op())
         columns = tiled_mma.make_fragment_B(tiled_mma.get_slice(0).partition_B(buffers.activations))
         release = ring.clone()
         for i in cutlass.range(count, unroll=1):
             buffers.raw.wait_full(raw)
-            stage = raw.index
-            existing = self.existing_blocks(weights, first + i)
-            self.load_codes(buffers.weights, stage, place, existing, first + i, codes)
-            usual = self.usual(codes, rows_exist)
-            for half in cutlass.range_constexpr(decoder.halves):
-                self.load_words(buffers.weights, stage, place, half, words)
-                if cutlass.const_expr(half == decoder.halves - 1):
+            for unit in cutlass.range_constexpr(self.stage_units):
+                piece, half = divmod(unit, decoder.halves)
+                if cutlass.const_expr(half == 0):
+                    k_tile = first + i * pieces + piece
+                    existing = self.existing_blocks(weights, k_tile)
+                    scales = self.scale_stage(raw.index, piece)
+                    self.load_codes(buffers.weights, scales, place, existing, k_tile, codes)
+                    usual = self.usual(codes, rows_exist)
+                self.load_words(buffers.weights, raw.index * pieces + piece, place, half, words)
+                if cutlass.const_expr(unit == self.stage_units - 1):
                     buffers.raw.release(raw)
                     raw.advance()
                 for group in cutlass.range_constexpr(2):
                     # Its registers were last read two groups ago.
                     warpgroup.wait_group(1)
-                    if cutlass.const_expr(group == 1):
-                        if (i > 0) | Boolean(half > 0):
+                    if cutlass.const_expr(group == 1 and unit % units == 0):
+                        if (i > 0) | Boolean(unit > 0):
                             buffers.ring.release(release)
                             release.advance()
                     self.decode(place, words, codes, half, group, fragments[group], usual)
-                    if cutlass.const_expr(group == 0):
+                    if cutlass.const_expr(group == 0 and unit % units == 0):
                         buffers.ring.wait_full(ring)
-                    self.multiply(group, fragments[group], columns, ring.index, accumulators)
-                ring.advance()
+                    at = ring.index * units + unit % units
+                    self.multiply(group, fragments[group], columns, at, accumulators)
+                if cutlass.const_expr(unit % units == units - 1):
+                    ring.advance()
         warpgroup.wait_group(0)
         if count > 0:
             buffers.ring.release(release)

@@ -23,6 +23,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
+from cutlass.cute.nvgpu import cpasync
 
 from .tile import TileConfig
 
@@ -85,6 +86,9 @@ class HopperGemm:
             self.body.initialize(buffers)
             self.epilogue.initialize(staging)
             cute.arch.mbarrier_init_fence()
+        if warp == 4 * self.tile.warpgroups:
+            cpasync.prefetch_descriptor(a.tma_atom)
+            cpasync.prefetch_descriptor(b.tma_atom)
         self.sync()
         consumers, producers = self.tile.registers
         if warp < 4 * self.tile.warpgroups:

@@ -108,8 +108,14 @@ class BlockScaledOperand:
     def scale_bytes(self, rows: int) -> int:
         return self.row_atoms(rows) * self.decoder.atoms_k * ATOM_BYTES
 
-    def stage_bytes(self, rows: int) -> int:
-        return self.data_bytes(rows) + self.scale_bytes(rows)
+    def scale_group(self, pieces: int) -> int:
+        """How many of a stage's pieces have their scales in common."""
+        return min(pieces, self.decoder.scale_pieces)
+
+    def stage_bytes(self, rows: int, pieces: int = 1) -> int:
+        """Bytes of a raw stage with so many pieces of each row."""
+        scales = self.scale_bytes(rows) * (pieces // self.scale_group(pieces))
+        return self.data_bytes(rows) * pieces + scales
 
     def smem_layout(self, rows: int, stages: int):
         """Rows carry the 64-byte swizzle."""
@@ -165,10 +171,11 @@ class BlockScaledOperand:
             value = Int64(16)
         return cute.assume(value, divby=16)
 
-    def allocate(self, smem, rows: int, stages: int) -> OperandBuffers:
-        layout = self.smem_layout(rows, stages)
+    def allocate(self, smem, rows: int, stages: int, pieces: int = 1) -> OperandBuffers:
+        layout = self.smem_layout(rows, stages * pieces)
         data = smem.allocate_tensor(Uint8, layout.outer, 1024, swizzle=layout.inner)
-        scales = smem.allocate_array(Uint8, self.scale_bytes(rows) * stages, byte_alignment=128)
+        count = self.scale_bytes(rows) * stages * (pieces // self.scale_group(pieces))
+        scales = smem.allocate_array(Uint8, count, byte_alignment=128)
         return OperandBuffers(data, data.iterator.toint(), scales.toint())
 
     @cute.jit
@@ -208,12 +215,13 @@ class BlockScaledOperand:
         along_k = args.atoms.shape[1] - self.first_q(k_tile)
         return along_rows, at_most(along_k, Int32(self.decoder.atoms_k))
 
-    def scale_count(self, args: OperandArgs, rows: int, row0, k_tile) -> Int32:
+    def scale_count(self, args: OperandArgs, rows: int, row0, k_tile, pieces: int) -> Int32:
         """Bytes of a stage's scale atoms that exist."""
         atoms = Int32(0)
         for part in range(self.parts):
-            along_rows, along_k = self.valid_atoms(args, rows, row0, k_tile, part)
-            atoms += along_rows * along_k
+            for piece in range(0, pieces, self.decoder.scale_pieces):
+                along_rows, along_k = self.valid_atoms(args, rows, row0, k_tile + piece, part)
+                atoms += along_rows * at_least(along_k, Int32(0))
         return atoms * ATOM_BYTES
 
     def first_q(self, k_tile: Int32) -> Int32:

@@ -22,6 +22,8 @@ class TileConfig:
     they are columns of C, and the kernel computes tiles of its transpose.
     cluster: thread blocks along M and along N that work side by side and share what they load.
     stages: ring depth of operands that the tensor core reads. raw_stages: of those that are decoded.
+    raw_pieces: pieces of 64 bytes of each row in a raw stage. units: of 64 K elements in a stage that
+    the tensor core reads beside decoded operands.
     promote_k: None, or how many K elements the tensor core sums before its FP32 result is added
     to a second FP32 accumulator; the tensor core truncates each addition, so long sums drift.
     skew: how many stages the second of two warpgroups that share tiles runs behind the first; so much
@@ -37,6 +39,8 @@ class TileConfig:
     cluster: tuple[int, int] = (1, 1)
     stages: int = 4
     raw_stages: int = 4
+    raw_pieces: int = 1
+    units: int = 1
     promote_k: int | None = None
     skew: int = 0
     raster: int = 8

@@ -36,6 +36,18 @@ def mul_bf16(a, b):
         return round_bf16(bf16_value(a) * bf16_value(b))
 
 
+def fma_bf16(a, b, c):
+    """a * b + c of BF16 numbers given as bits, rounded once, as float64, which is exact for those here."""
+    with np.errstate(all="ignore"):
+        return round_bf16(bf16_value(a) * bf16_value(b) + bf16_value(c))
+
+
+def bf16_bits(value):
+    """The bits of BF16 values given as float64."""
+    with np.errstate(all="ignore"):
+        return np.asarray(value).astype(np.float32).view(U32) >> U32(16)
+
+
 @dataclass(frozen=True)
 class Element:
     """As the device's class of this name."""
@@ -63,42 +75,46 @@ ELEMENTS = {
     "float8_e5m2": Element(8, 112, 0x0FE0, 3, 0x0F80),
     "float4_e2m1fn": Element(4),
 }
-TABLES = (0xC0800000, 0xC0804000, 0x3F3F3F00, 0x40404040)
+TABLES = (0x4C484440, 0x70605850, 0x34383C40, 0x10202830, 0x41, 1)
+TWO, MINUS_24, MINUS_12 = 0x4000, 0xC1C0, 0xC140
+FIRST_UNUSUAL = 251
 
 
 def permute(a, b, selector):
-    """The device's byte permutation; selectors are arrays or numbers without sign bits."""
+    """The device's byte permutation; a digit of 8 and more takes eight times the sign of the byte."""
     source = [(x >> U32(8 * i)) & U32(0xFF) for x in (U32(a), U32(b)) for i in range(4)]
     shape = np.broadcast(*source, selector).shape
     stacked = np.stack([np.broadcast_to(x, shape) for x in source])
     result = np.zeros(shape, U32)
     for i in range(4):
         digit = (np.broadcast_to(selector, shape).astype(U32) >> U32(4 * i)) & U32(15)
-        assert (digit < 8).all()
-        picked = np.take_along_axis(stacked, digit[None].astype(np.int64), 0)[0]
+        picked = np.take_along_axis(stacked, (digit & 7)[None].astype(np.int64), 0)[0]
+        picked = np.where(digit < 8, picked, (picked >> U32(7)) * U32(0xFF))
         result |= picked << U32(8 * i)
     return result
 
 
-def e2m1_to_bf16(word):
-    """The eight BF16 halves of a word of FP4 codes, the first in the lowest bits."""
-    codes, above = word & U32(0x77777777), word << U32(4)
-    made = []
-    for half in range(2):
-        index = (codes >> U32(16 * half)) & U32(0xFFFF)
-        low = permute(TABLES[0], TABLES[1], index)
-        high = permute(TABLES[2], TABLES[3], index)
-        signs = permute(above, word, 0x5140 if half == 0 else 0x7362)
-        high = (signs & U32(0x80808080)) | high
-        for selector in (0x5140, 0x7362):
-            made += halves(permute(low, high, selector))
-    return made
+def raised_e2m1(codes):
+    """The four BF16 halves, 12 + v/2, of the four FP4 codes in the lower half of a word."""
+    positive = permute(TABLES[0], TABLES[1], codes)
+    negative = permute(TABLES[2], TABLES[3], codes ^ U32(0x8888))
+    low = positive * U32(TABLES[5]) + negative
+    return [
+        half
+        for selector in (0x4140, 0x4342)
+        for half in halves(permute(low, np.full_like(low, TABLES[4]), selector))
+    ]
 
 
-def marks(codes):
-    """0x40 in each byte whose E8M0 code is 0 or 255."""
-    equal_bits = (codes ^ (codes >> U32(1))) & U32(0x7F7F7F7F)
-    return (~(equal_bits + U32(0x7F7F7F7F)) & U32(0x80808080)) >> U32(1)
+def lowered(raised):
+    """v of 12 + v/2, as float64."""
+    return fma_bf16(raised, U32(TWO), U32(MINUS_24))
+
+
+def unusual(codes):
+    """Whether the device takes two steps because of a byte of a word of scale codes."""
+    found = ((codes & U32(0x7F7F7F7F)) + U32((256 - FIRST_UNUSUAL) * 0x01010101)) & codes
+    return (found & U32(0x80808080)) != 0
 
 
 def shifted(word, count):

@@ -85,40 +85,50 @@ def test_fp8_exact_path(name):
     )
 
 
+def raised_codes():
+    """The device's first step of every FP4 code, each found in every place of a word and beside others."""
+    codes = np.arange(16, dtype=np.uint32)
+    values = np.zeros(16, np.uint32)
+    for i in range(4):
+        # Codes i, i+1, ... in turn; what the upper half of the word holds does not matter.
+        word = np.full(16, 0xA5F30000, np.uint32)
+        for j in range(4):
+            word |= ((codes + (j - i) % 16 * 5) % 16) << np.uint32(4 * j)
+        half = model.raised_e2m1(word)[i]
+        if i:
+            np.testing.assert_array_equal(values, half)
+        values = half
+    return values
+
+
 @pytest.mark.parametrize("scale", ["float8_e8m0fnu", "float8_e4m3fn"])
 def test_fp4(scale):
-    # A word whose code i is the first code + i, so that neighbours differ.
-    codes = np.arange(16, dtype=np.uint32)
-    word = np.zeros(16, np.uint32)
-    for i in range(8):
-        word |= ((codes + i) % 16) << np.uint32(4 * i)
-    values = np.zeros(16, np.uint32)
-    for i, half in enumerate(model.e2m1_to_bf16(word)):
-        at = (codes + i) % 16
-        if i:
-            np.testing.assert_array_equal(values[at], half)
-        values[at] = half
-    np.testing.assert_array_equal(model.bf16_value(values), E2M1)
-    if scale == "float8_e8m0fnu":
-        factor = model.exact_factor(np.arange(256))
-    else:
-        # The conversion through FP16 and FP32 is exact: e4m3 fits BF16.
-        factor = scale_values(scale).astype(np.float32).view(np.uint32) >> np.uint32(16)
-    got = model.mul_bf16(values[:, None], factor[None, :])
-    np.testing.assert_array_equal(got, expected("float4_e2m1fn", scale))
-
-
-def test_e8m0_codes_that_take_one_more_bit_are_marked():
-    """Every code in every byte of a word, beside codes that are marked themselves."""
+    """One step for usual scales, two for all E8M0 scales."""
+    raised = raised_codes()
+    want = expected("float4_e2m1fn", scale)
+    # 2 * scale, exactly: e4m3 and powers of two fit BF16.
+    factor = model.bf16_bits(2 * scale_values(scale))
+    less = model.bf16_bits(model.mul_bf16(factor, np.uint32(model.MINUS_12)))
+    got = model.fma_bf16(raised[:, None], factor[None, :], less[None, :])
     codes = np.arange(256, dtype=np.uint32)
-    for neighbours in (0x00, 0x7F, 0xFF, 0x80, 0x01):
+    usual = np.ones(256, bool)
+    if scale == "float8_e8m0fnu":
+        usual = ~model.unusual(codes)
+        np.testing.assert_array_equal(factor[usual], (codes[usual] + 1) << np.uint32(7))
+        exact = model.bf16_bits(model.lowered(raised))
+        got_exactly = model.mul_bf16(exact[:, None], model.exact_factor(codes)[None, :])
+        np.testing.assert_array_equal(got_exactly, want)
+    np.testing.assert_array_equal(got[:, usual], want[:, usual])
+
+
+def test_e8m0_codes_that_are_unusual():
+    """Every code in every byte of a word, beside others."""
+    codes = np.arange(256, dtype=np.uint32)
+    for neighbours in (0x00, 0x7F, 0x80, 0xFA):
         for byte in range(4):
             rest = np.uint32(neighbours * 0x01010101 & ~(0xFF << 8 * byte) & 0xFFFFFFFF)
-            found = model.marks((codes << np.uint32(8 * byte)) | rest)
-            got = (found >> np.uint32(8 * byte)) & np.uint32(0xFF)
-            np.testing.assert_array_equal(got, np.where((codes == 0) | (codes == 255), 0x40, 0))
-    bits = (codes << np.uint32(7)) | model.marks(codes) & np.uint32(0xFF)
-    np.testing.assert_array_equal(bits, model.exact_factor(codes))
+            found = model.unusual((codes << np.uint32(8 * byte)) | rest)
+            np.testing.assert_array_equal(found, codes >= model.FIRST_UNUSUAL)
 
 
 def test_e2m1_rounding():
@@ -144,6 +154,9 @@ def test_the_model_has_the_device_constants():
     for name, element in decode.ELEMENTS.items():
         assert vars(element) == vars(model.ELEMENTS[name])
     assert decode.TABLES == model.TABLES
+    pairs = decode.TWO, decode.MINUS_24, decode.MINUS_12
+    assert pairs == tuple(half * 0x10001 for half in (model.TWO, model.MINUS_24, model.MINUS_12))
+    assert decode.FIRST_UNUSUAL == model.FIRST_UNUSUAL
 
 
 @pytest.mark.parametrize(

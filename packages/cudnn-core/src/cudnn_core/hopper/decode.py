@@ -242,16 +242,18 @@ class Decoder:
                 made += [mul_bf16x2(lowered(v), factor) for v in raised_e2m1(word, tables)]
         return made
 
-    def special(self, seen: Int32, codes: list) -> Boolean:
-        """8-bit elements: whether `pair_words` was wrong for some element or scale.
-
-        codes: one word for each row, whose two lower bytes are the scales.
-        """
-        # A code that is too large for a factor maps to fields that are special.
+    def scale_fields(self, codes: list) -> Int32:
+        """8-bit elements: what a scale that is too large for a factor brings to `special`; codes: a word a row."""
+        # Such a code maps to fields that are special.
         lift = (self.format.special - (255 - self.format.gap)) * 0x10001
         marks = [permute(word, Int32(0), Int32(0x4140)) + lift for word in codes]
+        seen = Int32(0)
         for i in range(0, len(marks), 2):
             seen = max3_u16x2(marks[i], marks[min(i + 1, len(marks) - 1)], seen)
+        return seen
+
+    def special(self, seen: Int32) -> Boolean:
+        """8-bit elements: whether `pair_words` was wrong for some element or scale; seen: fields of all of them."""
         carry = (0x8000 - self.format.special) * 0x10001
         return ((seen + carry) & Int32(signed(SIGNS))) != 0
 

@@ -322,7 +322,7 @@ class DecodedBody:
                     existing = self.existing_blocks(weights, k_tile)
                     scales = self.scale_stage(raw.index, piece)
                     self.load_codes(buffers.weights, scales, place, existing, k_tile, codes)
-                    usual = self.usual(codes, rows_exist)
+                    known = self.known(codes, rows_exist)
                 self.load_words(buffers.weights, raw.index * pieces + piece, place, half, words)
                 if cutlass.const_expr(unit == self.stage_units - 1):
                     buffers.raw.release(raw)
@@ -334,7 +334,7 @@ class DecodedBody:
                         if (i > 0) | Boolean(unit > 0):
                             buffers.ring.release(release)
                             release.advance()
-                    self.decode(place, words, codes, half, group, fragments[group], usual)
+                    self.decode(place, words, codes, half, group, fragments[group], known)
                     if cutlass.const_expr(group == 0 and unit % units == 0):
                         buffers.ring.wait_full(ring)
                     at = ring.index * units + unit % units
@@ -371,13 +371,16 @@ class DecodedBody:
                     codes[w, r] = self.weights.guard(codes[w, r], w, existing)
 
     @cute.jit
-    def usual(self, codes, rows_exist) -> Boolean:
-        """FP4: whether no scale of a raw stage calls for the path that serves every code."""
-        usual = Boolean(rows_exist)
-        if cutlass.const_expr(self.weights.decoder.has_unusual):
-            words = [codes[i] for i in range(cute.size(codes))]
-            usual = not Boolean(cute.arch.vote_any_sync(self.weights.decoder.unusual(words)))
-        return usual
+    def known(self, codes, rows_exist):
+        """What the scales say of the path that a piece takes: 8-bit: fields that are special with some of its
+        elements'; FP4: whether none of them calls for the path that serves every code.
+        """
+        decoder, words = self.weights.decoder, [codes[i] for i in range(cute.size(codes))]
+        if cutlass.const_expr(decoder.bits == 8):
+            return decoder.scale_fields(words)
+        if cutlass.const_expr(decoder.has_unusual):
+            return not Boolean(cute.arch.vote_any_sync(decoder.unusual(words)))
+        return Boolean(rows_exist)
 
     def load_words(self, buffers, stage, place: Place, half: int, words) -> None:
         """A thread's words of a half of a raw stage."""
@@ -404,7 +407,7 @@ class DecodedBody:
         half: cutlass.Constexpr,
         group: cutlass.Constexpr,
         fragment,
-        usual,
+        known,
     ):
         """Fill one group's registers from raw words.
 
@@ -413,29 +416,27 @@ class DecodedBody:
         """
         decoder = self.weights.decoder
         if cutlass.const_expr(decoder.bits == 8):
-            special = self.decode_steps(place, words, codes, half, group, fragment)
-            if cute.arch.vote_any_sync(special):
+            seen = self.decode_steps(place, words, codes, half, group, fragment, known)
+            if cute.arch.vote_any_sync(decoder.special(seen)):
                 self.decode_exactly(place, words, codes, half, group, fragment)
-        elif usual:
-            self.decode_steps(place, words, codes, half, group, fragment)
+        elif known:
+            self.decode_steps(place, words, codes, half, group, fragment, Int32(0))
         elif cutlass.const_expr(decoder.has_unusual):
             self.decode_exactly(place, words, codes, half, group, fragment)
 
-    def decode_steps(self, place: Place, words, codes, half: int, group: int, fragment):
-        """Decode a group; the result says whether it has to be repeated exactly."""
+    def decode_steps(self, place: Place, words, codes, half: int, group: int, fragment, seen):
+        """Decode a group; returns `seen`, joined with its elements' fields (8-bit)."""
         decoder = self.weights.decoder
         registers = cute.recast_tensor(fragment, Int32)
         block, pairs = self.group_shape(group)
-        seen, used = Int32(0), []
         for v in range(2):
             row_codes, row_words = self.row(words, codes, 2 * block + v)
-            used.append(row_codes[0])
             for index, pair in enumerate(pairs):
                 factors = decoder.factors(row_codes, half, pair)
                 made, seen = decoder.pair_words(row_words, pair, factors, place.tables, seen)
                 for i, word in enumerate(made):
                     registers[v + 2 * i + 8 * index] = word
-        return decoder.special(seen, used) if decoder.bits == 8 else None
+        return seen
 
     def decode_exactly(self, place: Place, words, codes, half: int, group: int, fragment) -> None:
         """Decode a group by the path that serves every code."""

@@ -77,7 +77,8 @@ ELEMENTS = {
 }
 TABLES = (0x4C484440, 0x70605850, 0x34383C40, 0x10202830, 0x41, 1)
 TWO, MINUS_24, MINUS_12 = 0x4000, 0xC1C0, 0xC140
-FIRST_UNUSUAL = 251
+E4M3_DOUBLED, E4M3_MINUS_24 = 0x7C00, 0xFDC0
+FIRST_UNUSUAL = {"float8_e8m0fnu": 251, "float8_e4m3fn": 127}
 
 
 def permute(a, b, selector):
@@ -111,10 +112,21 @@ def lowered(raised):
     return fma_bf16(raised, U32(TWO), U32(MINUS_24))
 
 
-def unusual(codes):
+def unusual(codes, scale):
     """Whether the device takes two steps because of a byte of a word of scale codes."""
-    found = ((codes & U32(0x7F7F7F7F)) + U32((256 - FIRST_UNUSUAL) * 0x01010101)) & codes
+    first = FIRST_UNUSUAL[scale]
+    above = (codes & U32(0x7F7F7F7F)) + U32((-first % 128) * 0x01010101)
+    found = above & codes if first >= 128 else above | codes
     return (found & U32(0x80808080)) != 0
+
+
+def fp4_factors(codes, scale):
+    """BF16 bits of F and -12 F of scale codes, as halves."""
+    if scale == "float8_e4m3fn":
+        bits = codes * U32(16)
+        return tuple(bf16_bits(mul_bf16(bits, U32(x))) for x in (E4M3_DOUBLED, E4M3_MINUS_24))
+    factor = (codes * U32(128) + U32(128)) & U32(0xFFFF)
+    return factor, bf16_bits(mul_bf16(factor, U32(MINUS_12)))
 
 
 def shifted(word, count):

@@ -103,32 +103,31 @@ def raised_codes():
 
 @pytest.mark.parametrize("scale", ["float8_e8m0fnu", "float8_e4m3fn"])
 def test_fp4(scale):
-    """One step for usual scales, two for all E8M0 scales."""
-    raised = raised_codes()
+    """One step for usual scales, two for any."""
+    raised, codes = raised_codes(), np.arange(256, dtype=np.uint32)
     want = expected("float4_e2m1fn", scale)
-    # 2 * scale, exactly: e4m3 and powers of two fit BF16.
-    factor = model.bf16_bits(2 * scale_values(scale))
-    less = model.bf16_bits(model.mul_bf16(factor, np.uint32(model.MINUS_12)))
+    factor, less = model.fp4_factors(codes, scale)
     got = model.fma_bf16(raised[:, None], factor[None, :], less[None, :])
-    codes = np.arange(256, dtype=np.uint32)
-    usual = np.ones(256, bool)
-    if scale == "float8_e8m0fnu":
-        usual = ~model.unusual(codes)
-        np.testing.assert_array_equal(factor[usual], (codes[usual] + 1) << np.uint32(7))
-        exact = model.bf16_bits(model.lowered(raised))
-        got_exactly = model.mul_bf16(exact[:, None], model.exact_factor(codes)[None, :])
-        np.testing.assert_array_equal(got_exactly, want)
+    usual = ~model.unusual(codes, scale)
     np.testing.assert_array_equal(got[:, usual], want[:, usual])
+    if scale == "float8_e8m0fnu":
+        exact = model.exact_factor(codes)
+    else:
+        # The conversion through FP16 and FP32 is exact: e4m3 fits BF16.
+        exact = scale_values(scale).astype(np.float32).view(np.uint32) >> np.uint32(16)
+    values = model.bf16_bits(model.lowered(raised))
+    np.testing.assert_array_equal(model.mul_bf16(values[:, None], exact[None, :]), want)
 
 
-def test_e8m0_codes_that_are_unusual():
+@pytest.mark.parametrize("scale", ["float8_e8m0fnu", "float8_e4m3fn"])
+def test_scale_codes_that_are_unusual(scale):
     """Every code in every byte of a word, beside others."""
-    codes = np.arange(256, dtype=np.uint32)
-    for neighbours in (0x00, 0x7F, 0x80, 0xFA):
+    codes, first = np.arange(256, dtype=np.uint32), model.FIRST_UNUSUAL[scale]
+    for neighbours in (0x00, first // 2, first - 1):
         for byte in range(4):
             rest = np.uint32(neighbours * 0x01010101 & ~(0xFF << 8 * byte) & 0xFFFFFFFF)
-            found = model.unusual((codes << np.uint32(8 * byte)) | rest)
-            np.testing.assert_array_equal(found, codes >= model.FIRST_UNUSUAL)
+            found = model.unusual((codes << np.uint32(8 * byte)) | rest, scale)
+            np.testing.assert_array_equal(found, codes >= first)
 
 
 def test_e2m1_rounding():
@@ -154,8 +153,8 @@ def test_the_model_has_the_device_constants():
     for name, element in decode.ELEMENTS.items():
         assert vars(element) == vars(model.ELEMENTS[name])
     assert decode.TABLES == model.TABLES
-    pairs = decode.TWO, decode.MINUS_24, decode.MINUS_12
-    assert pairs == tuple(half * 0x10001 for half in (model.TWO, model.MINUS_24, model.MINUS_12))
+    for name in ("TWO", "MINUS_24", "MINUS_12", "E4M3_DOUBLED", "E4M3_MINUS_24"):
+        assert getattr(decode, name) == getattr(model, name) * 0x10001
     assert decode.FIRST_UNUSUAL == model.FIRST_UNUSUAL
 
 

@@ -41,6 +41,14 @@ def fma_bf16x2(a: Int32, b: Int32, c: Int32, *, loc=None, ip=None) -> Int32:
 
 
 @dsl_user_op
+def spread(word: Int32, half: cutlass.Constexpr, *, loc=None, ip=None) -> Int32:
+    """One half of a word in both, which costs nothing where BF16 arithmetic takes it."""
+    chosen = ("l", "h")[half]
+    text = f"{{\n.reg .b16 l, h;\nmov.b32 {{l, h}}, $1;\nmov.b32 $0, {{{chosen}, {chosen}}};\n}}"
+    return Int32(_asm(T.i32(), [Int32(word).ir_value(loc=loc, ip=ip)], text, "=r,r"))
+
+
+@dsl_user_op
 def add_by_product(a: Int32, one: Int32, b: Int32, *, loc=None, ip=None) -> Int32:
     """a + b by the multiplier; one: 1 in a register, of which the compiler does not know."""
     words = [Int32(v).ir_value(loc=loc, ip=ip) for v in (a, one, b)]
@@ -164,15 +172,14 @@ mov.b32 $1, f1;
     return _two_words(word, text)
 
 
-def e4m3_pair_to_bf16x2(word: Int32, half: int, doubled: bool = False) -> tuple[Int32, Int32]:
-    """Two e4m3 bytes of a word (half 0: the lower ones), or twice as much, as BF16, each in both halves of a word."""
+def e4m3_pair_to_bf16x2(word: Int32, half: int) -> tuple[Int32, Int32]:
+    """Two e4m3 bytes of a word (half 0: the lower ones) as BF16, each in both halves of a word."""
     text = f"""{{
 .reg .b16 l, h, x0, x1;
 .reg .b32 w;
 .reg .f32 f0, f1;
 mov.b32 {{l, h}}, $2;
 cvt.rn.f16x2.e4m3x2 w, {"l" if half == 0 else "h"};
-{"add.rn.f16x2 w, w, w;" if doubled else ""}
 mov.b32 {{x0, x1}}, w;
 cvt.f32.f16 f0, x0;
 cvt.f32.f16 f1, x1;

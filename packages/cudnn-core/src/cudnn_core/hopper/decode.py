@@ -12,8 +12,8 @@ Every path rounds element * scale once, to the nearest even BF16.
             hardware's FP8 to FP16 conversion and an FP32 product, which serve every code.
     FP4     Two byte tables, of positive and of negative codes, give the low byte of 12 + element / 2,
             whose high byte is always the same; (12 + element / 2) * F - 12 F with F = 2 * scale is
-            rounded once, and does the rest. E8M0 scales that are too large for 12 F (`unusual`)
-            take two steps.
+            rounded once, and does the rest. Scales of which this makes no right F or 12 F
+            (`unusual`) take two steps.
 
 Decoding takes issue slots from the warps that feed the tensor core, so instructions count; logic
 and byte permutations, at half rate, count twice.
@@ -35,6 +35,7 @@ from .bits import (
     opaque,
     permute,
     shift_left,
+    spread,
 )
 
 # BF16 signs in both halves of a word, signs of four bytes, signs of four FP4 codes.
@@ -44,10 +45,12 @@ CODE_SIGNS = 0x8888
 # The low bytes of 12 + v/2 as BF16 for v of 0, 0.5, 1, 1.5, 2, 3, 4, 6, then for -v, four to a word;
 # their high byte; 1.
 TABLES = (0x4C484440, 0x70605850, 0x34383C40, 0x10202830, 0x41, 1)
-# BF16 pairs: -12; what turns 12 + v/2 into v.
+# BF16 pairs: -12; what turns 12 + v/2 into v; what makes F and -12 F of e4m3 bits in BF16 position, 2^-120 of their
+# value.
 MINUS_12, TWO, MINUS_24 = 0xC140C140, 0x40004000, 0xC1C0C1C0
-# E8M0 codes from here on are too large for 12 F.
-FIRST_UNUSUAL = 251
+E4M3_DOUBLED, E4M3_MINUS_24 = 0x7C007C00, 0xFDC0FDC0
+# Codes from here on are unusual: E8M0 too large for 12 F; e4m3 with a sign, or NaN.
+FIRST_UNUSUAL = {"float8_e8m0fnu": 251, "float8_e4m3fn": 127}
 
 
 @dataclass(frozen=True)
@@ -185,34 +188,37 @@ class Decoder:
         first = 64 * half + 32 * pair
         return first // self.sf_vec, (first + 16) // self.sf_vec
 
-    @property
-    def has_unusual(self) -> bool:
-        """Whether some FP4 scales take `pair_exactly`."""
-        return self.bits == 4 and self.scale == "float8_e8m0fnu"
-
     def unusual(self, codes: list) -> Boolean:
-        """FP4: whether a byte of some word is an E8M0 code of FIRST_UNUSUAL or more."""
+        """FP4: whether a byte of some word is a scale code of FIRST_UNUSUAL or more."""
+        first = FIRST_UNUSUAL[self.scale]
         found = Int32(0)
         for word in codes:
             # Bytes without their top bit cannot carry into others.
-            found = found | (((word & 0x7F7F7F7F) + (256 - FIRST_UNUSUAL) * 0x01010101) & word)
+            above = (word & 0x7F7F7F7F) + (-first % 128) * 0x01010101
+            found = found | (above & word if first >= 128 else above | word)
         return (found & Int32(signed(BYTE_SIGNS))) != 0
 
     def factors(self, codes: list, half: int, pair: int) -> list:
-        """What `pair_words` multiplies the two K steps of a pair with; of FP4: (F, -12 F)."""
-        first, second = self.pair_blocks(half, pair)
-        if self.scale == "float8_e4m3fn":
-            made = e4m3_pair_to_bf16x2(codes[first // 4], (first // 2) % 2, doubled=True)
-        else:
-            made = []
-            for block in (first, second)[: 1 + (first != second)]:
-                select = Int32(0x4040 + 0x0101 * (block % 4))
-                code = permute(codes[block // 4], Int32(0), select)
+        """What `pair_words` multiplies the two K steps of a pair with; of FP4: (F, -12 F).
+
+        Two scales are made at once, neighbours along K.
+        """
+        made = []
+        for block in self.pair_blocks(half, pair):
+            # Bytes of both, each with zeros above.
+            low = block % 4 // 2 * 2
+            select = Int32(0x4040 + 0x0101 * low + 0x0100)
+            both = permute(codes[block // 4], Int32(0), select)
+            if self.scale == "float8_e4m3fn":
+                bits = both * 16
+                words = [mul_bf16x2(bits, Int32(signed(x))) for x in (E4M3_DOUBLED, E4M3_MINUS_24)]
+            else:
                 gap = self.format.gap if self.bits == 8 else 1
-                made.append(code * 128 + Int32(gap * (0x10001 << 7)))
-        if self.bits == 4:
-            made = [(factor, mul_bf16x2(factor, Int32(signed(MINUS_12)))) for factor in made]
-        return [made[0], made[-1]]
+                words = [both * 128 + Int32(gap * (0x10001 << 7))]
+                if self.bits == 4:
+                    words.append(mul_bf16x2(words[0], Int32(signed(MINUS_12))))
+            made.append([spread(word, block % 2) for word in words])
+        return made
 
     def pair_words(self, words: list, pair: int, factors, tables, seen: Int32) -> tuple:
         """Two K steps of a half: their four registers in the tensor core's order, scaled.
@@ -225,22 +231,29 @@ class Decoder:
                 lower, fields0 = self.format.expand(word, 0)
                 upper, fields1 = self.format.expand(word, 1)
                 seen = max3_u16x2(fields0, fields1, seen)
-                made += [mul_bf16x2(lower, factor), mul_bf16x2(upper, factor)]
+                made += [mul_bf16x2(lower, *factor), mul_bf16x2(upper, *factor)]
             else:
                 made += [fma_bf16x2(v, *factor) for v in raised_e2m1(word, tables)]
         return made, seen
 
     def pair_exactly(self, words: list, half: int, pair: int, codes: list, tables) -> list:
-        """As `pair_words`, for any elements and E8M0 scales."""
+        """As `pair_words`, for any elements and scales."""
         made, blocks = [], self.pair_blocks(half, pair)
         for word, block in zip(words[2 * pair : 2 * pair + 2], blocks, strict=True):
-            scale = fp32_scale(shift_left(codes[block // 4], -8 * (block % 4)) & 0xFF)
             if self.bits == 8:
+                scale = self.exact_scale(codes, block)
                 made += fp8_to_bf16(word, scale, fp8_kind(self.element), True)
+                continue
+            if self.scale == "float8_e4m3fn":
+                factor = e4m3_pair_to_bf16x2(codes[block // 4], block % 4 // 2)[block % 2]
             else:
-                factor = bf16_pair(scale)
-                made += [mul_bf16x2(lowered(v), factor) for v in raised_e2m1(word, tables)]
+                factor = bf16_pair(self.exact_scale(codes, block))
+            made += [mul_bf16x2(lowered(v), factor) for v in raised_e2m1(word, tables)]
         return made
+
+    def exact_scale(self, codes: list, block: int) -> Int32:
+        """An E8M0 scale as FP32 bits."""
+        return fp32_scale(shift_left(codes[block // 4], -8 * (block % 4)) & 0xFF)
 
     def scale_fields(self, codes: list) -> Int32:
         """8-bit elements: what a scale that is too large for a factor brings to `special`; codes: a word a row."""

@@ -10,9 +10,9 @@ Two rings, because a raw stage of FP4 is as long as two stages of A, with a prod
     producer 0 --raw-->    consumers
     producer 1 --stages-->
 
-Within 64 K elements a consumer works in two groups, each its own set of registers: two halves of
-K, or (with two 64-row blocks) one block after the other. A group is decoded while the tensor core
-runs the one before.
+A consumer works in groups, with two sets of registers in turn: half of 64 K elements of a 64-row
+block, or, where there are registers enough, all of them. A group is decoded while the tensor core runs
+the one before.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from .rings import Ring
 from .schedule import at_most
 from .tile import TileConfig
 
-# K elements that are decoded and multiplied in two groups.
+# K elements of a unit, of which an item's groups are made.
 UNIT_K = 64
 
 
@@ -106,6 +106,13 @@ class DecodedBody:
     def stage_k(self) -> int:
         """K elements of a raw stage."""
         return self.tile.raw_pieces * self.weights.decoder.tile_k
+
+    @property
+    def groups(self) -> int:
+        """Groups of a unit."""
+        sums = self.tile.columns // 2 * (1 if self.tile.promote_k is None else 2)
+        whole = self.tile.m_blocks == 1 and self.tile.units > 1 and sums <= 32
+        return 1 if whole else 2
 
     @property
     def stage_units(self) -> int:
@@ -264,7 +271,7 @@ class DecodedBody:
         count = self.k_tiles(item.k_count)
         args = (buffers, weights, place, registers)
         if cutlass.const_expr(tile.promote_k is None):
-            return self.sum(args, accumulators, states, first, count, item.n_valid > 0)
+            return self.sum(args, accumulators, states, first, count)
         # The inner loop knows nothing of it: ptxas serializes products whose sums are touched.
         whole = cutlass.const_expr(tile.promote_k // self.stage_k)
         promoted = cute.make_rmem_tensor(accumulators[0].layout, Float32)
@@ -272,7 +279,7 @@ class DecodedBody:
         for i in cutlass.range((count + whole - 1) // whole, unroll=1):
             part = at_most(count - i * whole, Int32(whole))
             start = first + i * (whole * tile.raw_pieces)
-            states = self.sum(args, accumulators, states, start, part, item.n_valid > 0)
+            states = self.sum(args, accumulators, states, start, part)
             promoted.store(promoted.load() + accumulators[0].load())
             accumulators[0].fill(0.0)
         accumulators[0].store(promoted.load())
@@ -305,7 +312,7 @@ class DecodedBody:
         return made
 
     @cute.jit
-    def sum(self, args: cutlass.Constexpr, accumulators, states, first, count, rows_exist):
+    def sum(self, args: cutlass.Constexpr, accumulators, states, first, count):
         """Add the products of `count` raw stages, from piece `first` of K on, and wait for them."""
         buffers, weights, place, (words, codes, fragments) = args
         raw, ring = states
@@ -322,23 +329,26 @@ class DecodedBody:
                     existing = self.existing_blocks(weights, k_tile)
                     scales = self.scale_stage(raw.index, piece)
                     self.load_codes(buffers.weights, scales, place, existing, k_tile, codes)
-                    known = self.known(codes, rows_exist)
+                    known = self.known(codes)
                 self.load_words(buffers.weights, raw.index * pieces + piece, place, half, words)
                 if cutlass.const_expr(unit == self.stage_units - 1):
                     buffers.raw.release(raw)
                     raw.advance()
-                for group in cutlass.range_constexpr(2):
+                for group in cutlass.range_constexpr(self.groups):
+                    number = unit * self.groups + group
                     # Its registers were last read two groups ago.
                     warpgroup.wait_group(1)
-                    if cutlass.const_expr(group == 1 and unit % units == 0):
-                        if (i > 0) | Boolean(unit > 0):
+                    if cutlass.const_expr(number % (units * self.groups) == 1):
+                        # The first group of a stage is the only one that may still run.
+                        if (i > 0) | Boolean(number > 1):
                             buffers.ring.release(release)
                             release.advance()
-                    self.decode(place, words, codes, half, group, fragments[group], known)
-                    if cutlass.const_expr(group == 0 and unit % units == 0):
+                    fragment = fragments[number % 2]
+                    self.decode(place, words, codes, half, group, fragment, known)
+                    if cutlass.const_expr(number % (units * self.groups) == 0):
                         buffers.ring.wait_full(ring)
                     at = ring.index * units + unit % units
-                    self.multiply(group, fragments[group], columns, at, accumulators)
+                    self.multiply(group, fragment, columns, at, accumulators)
                 if cutlass.const_expr(unit % units == units - 1):
                     ring.advance()
         warpgroup.wait_group(0)
@@ -371,16 +381,14 @@ class DecodedBody:
                     codes[w, r] = self.weights.guard(codes[w, r], w, existing)
 
     @cute.jit
-    def known(self, codes, rows_exist):
+    def known(self, codes):
         """What the scales say of the path that a piece takes: 8-bit: fields that are special with some of its
         elements'; FP4: whether none of them calls for the path that serves every code.
         """
         decoder, words = self.weights.decoder, [codes[i] for i in range(cute.size(codes))]
         if cutlass.const_expr(decoder.bits == 8):
             return decoder.scale_fields(words)
-        if cutlass.const_expr(decoder.has_unusual):
-            return not Boolean(cute.arch.vote_any_sync(decoder.unusual(words)))
-        return Boolean(rows_exist)
+        return not Boolean(cute.arch.vote_any_sync(decoder.unusual(words)))
 
     def load_words(self, buffers, stage, place: Place, half: int, words) -> None:
         """A thread's words of a half of a raw stage."""
@@ -391,12 +399,13 @@ class DecodedBody:
 
     def fragment(self):
         """A operand registers: word v + 2*h + 4*k is row half v, K half h, K step k."""
-        steps = 4 if self.tile.m_blocks == 2 else 2
+        steps = 2 * len(self.group_shape(0)[1])
         return cute.make_rmem_tensor(((2, 2, 2), 1, steps), BFloat16)
 
     def group_shape(self, group: int) -> tuple[int, tuple[int, ...]]:
         """(row block, pairs of K steps) of a group."""
-        return (group, (0, 1)) if self.tile.m_blocks == 2 else (0, (group,))
+        whole = self.tile.m_blocks == self.groups
+        return (group, (0, 1)) if whole else (0, (group,))
 
     @cute.jit
     def decode(
@@ -421,7 +430,7 @@ class DecodedBody:
                 self.decode_exactly(place, words, codes, half, group, fragment)
         elif known:
             self.decode_steps(place, words, codes, half, group, fragment, Int32(0))
-        elif cutlass.const_expr(decoder.has_unusual):
+        else:
             self.decode_exactly(place, words, codes, half, group, fragment)
 
     def decode_steps(self, place: Place, words, codes, half: int, group: int, fragment, seen):

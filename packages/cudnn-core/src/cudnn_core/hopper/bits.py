@@ -221,6 +221,30 @@ def load_shared_v4(address: Int32, *, loc=None, ip=None) -> tuple[Int32, Int32, 
 
 
 @dsl_user_op
+def load_shared_v2(address: Int32, *, loc=None, ip=None) -> tuple[Int32, Int32]:
+    """Eight bytes of shared memory as two words."""
+    struct = ir.Type.parse("!llvm.struct<(i32, i32)>")
+    operands = [Int32(address).ir_value(loc=loc, ip=ip)]
+    packed = _asm(struct, operands, "ld.shared.v2.b32 {$0, $1}, [$2];", "=r,=r,r", True)
+    return tuple(Int32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(2))
+
+
+@dsl_user_op
+def mma_bf16(rows: list, columns: list, sums: list, *, loc=None, ip=None) -> list:
+    """A warp's product of 16 rows by 8 columns, 16 of K, in BF16, added to FP32 sums."""
+    words = [Int32(v).ir_value(loc=loc, ip=ip) for v in (*rows, *columns)]
+    floats = [Float32(v).ir_value(loc=loc, ip=ip) for v in sums]
+    struct = ir.Type.parse("!llvm.struct<(f32, f32, f32, f32)>")
+    text = (
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+    )
+    constraints = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
+    packed = _asm(struct, words + floats, text, constraints)
+    return [Float32(llvm.extractvalue(T.f32(), packed, [i])) for i in range(4)]
+
+
+@dsl_user_op
 def store_shared_v4(
     address: Int32, w0: Int32, w1: Int32, w2: Int32, w3: Int32, *, loc=None, ip=None
 ) -> None:

@@ -209,15 +209,7 @@ class Decoder:
             low = block % 4 // 2 * 2
             select = Int32(0x4040 + 0x0101 * low + 0x0100)
             both = permute(codes[block // 4], Int32(0), select)
-            if self.scale == "float8_e4m3fn":
-                bits = both * 16
-                words = [mul_bf16x2(bits, Int32(signed(x))) for x in (E4M3_DOUBLED, E4M3_MINUS_24)]
-            else:
-                gap = self.format.gap if self.bits == 8 else 1
-                words = [both * 128 + Int32(gap * (0x10001 << 7))]
-                if self.bits == 4:
-                    words.append(mul_bf16x2(words[0], Int32(signed(MINUS_12))))
-            made.append([spread(word, block % 2) for word in words])
+            made.append(self.factor_of(both, block % 2))
         return made
 
     def pair_words(self, words: list, pair: int, factors, tables, seen: Int32) -> tuple:
@@ -250,6 +242,47 @@ class Decoder:
                 factor = bf16_pair(self.exact_scale(codes, block))
             made += [mul_bf16x2(lowered(v), factor) for v in raised_e2m1(word, tables)]
         return made
+
+    def factor_of(self, both: Int32, which: int) -> list:
+        """What `neighbours` multiplies with; both: two scale codes, each in its half, of which one is meant."""
+        if self.scale == "float8_e4m3fn":
+            bits = both * 16
+            words = [mul_bf16x2(bits, Int32(signed(x))) for x in (E4M3_DOUBLED, E4M3_MINUS_24)]
+        else:
+            gap = self.format.gap if self.bits == 8 else 1
+            words = [both * 128 + Int32(gap * (0x10001 << 7))]
+            if self.bits == 4:
+                words.append(mul_bf16x2(words[0], Int32(signed(MINUS_12))))
+        return [spread(word, which) for word in words]
+
+    def neighbours(self, words: list, factor: list, tables, seen: Int32) -> tuple:
+        """Eight elements that lie side by side, as four pairs of BF16, scaled; the rest as `pair_words`."""
+        made = []
+        if self.bits == 4:
+            (word,) = words
+            for codes in (word, shift_left(word, -16)):
+                made += [fma_bf16x2(v, *factor) for v in raised_e2m1(codes, tables)]
+            return made, seen
+        for word in words:
+            # Elements 0, 2, 1, 3, so that pairs are neighbours.
+            turned = permute(word, Int32(0), Int32(0x3120))
+            lower, fields0 = self.format.expand(turned, 0)
+            upper, fields1 = self.format.expand(turned, 1)
+            seen = max3_u16x2(fields0, fields1, seen)
+            made += [mul_bf16x2(lower, *factor), mul_bf16x2(upper, *factor)]
+        return made, seen
+
+    def neighbours_exactly(self, words: list, code: Int32, order: Int32, which: int, tables) -> list:
+        """As `neighbours`, for any elements and scales; order: what makes `both` of the codes in a word."""
+        both = permute(code, Int32(0), order)
+        if self.scale == "float8_e4m3fn":
+            code = permute(both, Int32(0), Int32(0x4420))
+            factor = e4m3_pair_to_bf16x2(code, 0)[which]
+            return [mul_bf16x2(v, factor) for v in e2m1_to_bf16(words[0], tables)]
+        scale = fp32_scale(shift_left(both, -16 * which) & 0xFF)
+        if self.bits == 8:
+            return [v for word in words for v in fp8_to_bf16(word, scale, fp8_kind(self.element), False)]
+        return [mul_bf16x2(v, bf16_pair(scale)) for v in e2m1_to_bf16(words[0], tables)]
 
     def exact_scale(self, codes: list, block: int) -> Int32:
         """An E8M0 scale as FP32 bits."""

@@ -274,15 +274,18 @@ class DecodedBody:
             return self.sum(args, accumulators, states, first, count)
         # The inner loop knows nothing of it: ptxas serializes products whose sums are touched.
         whole = cutlass.const_expr(tile.promote_k // self.stage_k)
-        promoted = cute.make_rmem_tensor(accumulators[0].layout, Float32)
-        promoted.fill(0.0)
+        promoted = self.accumulators()
+        for sums in promoted:
+            sums.fill(0.0)
         for i in cutlass.range((count + whole - 1) // whole, unroll=1):
             part = at_most(count - i * whole, Int32(whole))
             start = first + i * (whole * tile.raw_pieces)
             states = self.sum(args, accumulators, states, start, part)
-            promoted.store(promoted.load() + accumulators[0].load())
-            accumulators[0].fill(0.0)
-        accumulators[0].store(promoted.load())
+            for m in cutlass.range_constexpr(tile.m_blocks):
+                promoted[m].store(promoted[m].load() + accumulators[m].load())
+                accumulators[m].fill(0.0)
+        for m in cutlass.range_constexpr(tile.m_blocks):
+            accumulators[m].store(promoted[m].load())
         return states
 
     def place(self, weights: OperandArgs, item, thread) -> Place:

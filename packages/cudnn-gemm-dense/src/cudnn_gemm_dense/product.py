@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from cudnn_core.hopper import arguments
+from cudnn_core.hopper.converted import ConvertedBody
 from cudnn_core.hopper.decoded import DecodedBody
 from cudnn_core.hopper.expand import Expand
 from cudnn_core.hopper.gemm import HopperGemm
@@ -54,6 +55,9 @@ def body_of(product: Product) -> DecodedBody | PlainBody:
         if right is not None:
             weights = replace(weights, contiguous="k", batch="last")
         follows = (right is not None, left is not None)
+        if product.tile.converters:
+            b = MatrixOperand("bfloat16")
+            return ConvertedBody(product.tile, a, b, weights, follows)
         kind = SynchronousBody if product.tile.synchronous else DecodedBody
         return kind(product.tile, weights, a, product.glu is not None, follows)
     b = replace(matrix(product, product.b, right, along_m), glu=apart)
@@ -127,8 +131,8 @@ class Multiply:
                 used += expanded_bytes(made.shape[0], Int64(made.shape[1]), made.shape[2], target)
                 sides[name] = made
         if cutlass.const_expr(product.decodes):
-            a = body.activations.prepare(sides["a"], tile.columns)
-            b = body.weights.prepare(sides["b"], tensors["sfb"], tile.rows)
+            a = body.activations.prepare(sides["a"], tile.bm)
+            b = body.weights.prepare(sides["b"], tensors["sfb"], tile.bn)
             return Operands(b, a, a.extent, b.extent, a.k)
         a, b = body.a.prepare(sides["a"], tile.bm), body.b.prepare(sides["b"], tile.bn)
         return Operands(a, b, a.extent, b.extent, a.k)

@@ -5,11 +5,6 @@ May import: the CuTe DSL, and every file of this folder except gemm.py and epilo
 Fragment rows are rows of B (weights): a consumer warpgroup decodes them into the register operand
 of WGMMA, which reads the columns, rows of A (activations), from shared memory. So an element is
 decoded once for all columns of the tile, and C comes out transposed (`orientation` "swapped").
-Two rings, because a raw stage of FP4 is as long as two stages of A, with a producer warp each:
-
-    producer 0 --raw-->    consumers
-    producer 1 --stages-->
-
 A consumer works in groups, with two sets of registers in turn: half of 64 K elements of a 64-row
 block, or, where there are registers enough, all of them. A group is decoded while the tensor core runs
 the one before.
@@ -25,15 +20,12 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from .bits import opaque
 from .decode import pinned_tables
-from .matrix import MatrixArgs, MatrixOperand
+from .loads import UNIT_K, Loads
+from .matrix import MatrixOperand
 from .operand import BlockScaledOperand, OperandArgs, OperandBuffers
 from .rings import Ring
 from .schedule import at_most
 from .tile import TileConfig
-
-# K elements of a unit, of which an item's groups are made.
-UNIT_K = 64
-
 
 @dataclass(frozen=True)
 class DecodedBuffers:
@@ -70,12 +62,11 @@ class Registers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DecodedBody:
+class DecodedBody(Loads):
     """Producer and consumers of one kernel: block-scaled `weights`, BF16 `activations`.
 
     glu: fragment rows of each 64-row block hold pairs of GLU columns: of its rows, 0-31 (up) and
     32-63 (gate), row 8w+r meets row 32+8w+r as fragment rows 16w+r and 16w+8+r, a thread's two.
-    follows: whether the kernel ahead in the stream writes (weights, activations).
     """
 
     tile: TileConfig
@@ -83,8 +74,6 @@ class DecodedBody:
     activations: MatrixOperand
     glu: bool = False
     follows: tuple[bool, bool] = (False, False)
-    # Warps: one for the weights, one for the activations.
-    producers = 2
 
     def why_not(self) -> str | None:
         tile = self.tile
@@ -103,21 +92,11 @@ class DecodedBody:
         return self.activations.why_not(tile.columns) or self.weights.why_not(tile.rows)
 
     @property
-    def stage_k(self) -> int:
-        """K elements of a raw stage."""
-        return self.tile.raw_pieces * self.weights.decoder.tile_k
-
-    @property
     def groups(self) -> int:
         """Groups of a unit."""
         sums = self.tile.columns // 2 * (1 if self.tile.promote_k is None else 2)
         whole = self.tile.m_blocks == 1 and self.tile.units > 1 and sums <= 32
         return 1 if whole else 2
-
-    @property
-    def stage_units(self) -> int:
-        """Units of a raw stage."""
-        return self.stage_k // UNIT_K
 
     def smem_bytes(self) -> int:
         tile = self.tile
@@ -138,9 +117,6 @@ class DecodedBody:
         buffers.raw.initialize()
         buffers.ring.initialize()
 
-    def producer_state(self, buffers: DecodedBuffers, part: int):
-        return (buffers.raw, buffers.ring)[part].producer_state()
-
     def consumer_states(self, buffers: DecodedBuffers):
         """Where a consumer reads next, in both rings."""
         return buffers.raw.consumer_state(), buffers.ring.consumer_state()
@@ -159,88 +135,7 @@ class DecodedBody:
 
     def k_tiles(self, k_count: Int32) -> Int32:
         """Raw stages of an item."""
-        return (k_count + self.stage_k - 1) // self.stage_k
-
-    @cute.jit
-    def produce(
-        self,
-        buffers,
-        weights: OperandArgs,
-        activations: MatrixArgs,
-        item,
-        state,
-        part: cutlass.Constexpr,
-    ):
-        """One warp: fill its ring for one work item. Waits on empty, signals full."""
-        if cutlass.const_expr(self.follows[part]):
-            cute.arch.griddepcontrol_wait()
-        if cutlass.const_expr(part == 0):
-            return self.produce_weights(buffers, weights, item, state)
-        return self.produce_activations(buffers, activations, item, state)
-
-    @cute.jit
-    def produce_weights(self, buffers, weights: OperandArgs, item, state):
-        rows, ring = self.tile.rows, buffers.raw
-        pieces = cutlass.const_expr(self.tile.raw_pieces)
-        shared, source = self.weights.partition(
-            weights, buffers.weights, rows, item.n0, item.k0, item.batch
-        )
-        first = item.k0 // self.weights.decoder.tile_k
-        for i in cutlass.range(self.k_tiles(item.k_count), unroll=1):
-            ring.wait_empty(state)
-            barrier = ring.full + state.index
-            count = self.weights.scale_count(weights, rows, item.n0, first + i * pieces, pieces)
-            count += self.weights.data_bytes(rows) * pieces
-            with cute.arch.elect_one():
-                ring.expect(state, count)
-            for p in cutlass.range_constexpr(pieces):
-                cute.copy(
-                    weights.tma_atom,
-                    source[None, i * pieces + p],
-                    shared[None, state.index * pieces + p],
-                    tma_bar_ptr=barrier,
-                )
-            with cute.arch.elect_one():
-                for p in cutlass.range_constexpr(0, pieces, self.weights.decoder.scale_pieces):
-                    self.weights.load_scales(
-                        weights,
-                        buffers.weights,
-                        rows,
-                        item.n0,
-                        first + i * pieces + p,
-                        item.batch,
-                        self.scale_stage(state.index, p),
-                        barrier.toint(),
-                    )
-            state.advance()
-        return state
-
-    def scale_stage(self, stage: Int32, piece: int) -> Int32:
-        """Where the scales of a piece of a raw stage lie, counted in what one piece or one atom needs."""
-        group = self.weights.scale_group(self.tile.raw_pieces)
-        return stage * (self.tile.raw_pieces // group) + piece // group
-
-    @cute.jit
-    def produce_activations(self, buffers, activations: MatrixArgs, item, state):
-        columns, ring = self.tile.columns, buffers.ring
-        shared, source = self.activations.partition(
-            activations, buffers.activations, columns, item.m0, item.k0, item.batch
-        )
-        units = cutlass.const_expr(self.tile.units)
-        stages = self.k_tiles(item.k_count) * (self.stage_units // units)
-        for i in cutlass.range(stages, unroll=1):
-            ring.wait_empty(state)
-            with cute.arch.elect_one():
-                ring.expect(state, Int32(self.activations.stage_bytes(columns) * units))
-            for u in cutlass.range_constexpr(units):
-                self.activations.copy(
-                    activations,
-                    source[None, i * units + u],
-                    shared[None, state.index * units + u],
-                    ring.full + state.index,
-                )
-            state.advance()
-        return state
+        return self.raw_tiles(k_count)
 
     def mma_op(self):
         return warpgroup.MmaF16BF16Op(
@@ -362,11 +257,6 @@ class DecodedBody:
     def drain(self, buffers, item, accumulators, states):
         """Nothing is left of `consume`."""
         return states
-
-    def existing_blocks(self, weights: OperandArgs, k_tile) -> Int32:
-        """How many blocks from the K tile's first on lie inside K."""
-        decoder = self.weights.decoder
-        return (weights.k + decoder.sf_vec - 1) // decoder.sf_vec - k_tile * decoder.blocks
 
     @cute.jit
     def load_codes(self, buffers, stage, place: cutlass.Constexpr, existing, k_tile, codes):

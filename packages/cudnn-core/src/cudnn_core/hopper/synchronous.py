@@ -32,7 +32,8 @@ from .bits import (
     permute,
 )
 from .decode import pinned_tables
-from .decoded import UNIT_K, DecodedBody
+from .decoded import DecodedBody
+from .loads import UNIT_K
 from .operand import ATOM_BYTES, OperandArgs
 
 

@@ -24,6 +24,7 @@ class TileConfig:
     stages: ring depth of operands that the tensor core reads. raw_stages: of those that are decoded.
     raw_pieces: pieces of 64 bytes of each row in a raw stage. units: of 64 K elements in a stage that
     the tensor core reads beside decoded operands. synchronous: products are single warps'.
+    converters: warpgroups (0 or 1) that decode for the consumers.
     promote_k: None, or how many K elements the tensor core sums before its FP32 result is added
     to a second FP32 accumulator; the tensor core truncates each addition, so long sums drift.
     skew: how many stages the second of two warpgroups that share tiles runs behind the first; so much
@@ -41,6 +42,7 @@ class TileConfig:
     raw_stages: int = 4
     raw_pieces: int = 1
     units: int = 1
+    converters: int = 0
     synchronous: bool = False
     promote_k: int | None = None
     skew: int = 0
@@ -73,12 +75,14 @@ class TileConfig:
 
     @property
     def threads(self) -> int:
-        """Consumer and producer warpgroups of a thread block, in threads."""
-        return 128 * (self.warpgroups + 1)
+        """All warpgroups of a thread block, in threads."""
+        return 128 * (self.warpgroups + self.converters + 1)
 
     @property
-    def registers(self) -> tuple[int, int]:
-        """Registers per thread of (consumer, producer) warpgroups; 0: as launched."""
+    def registers(self) -> tuple[int, ...]:
+        """Registers per thread of (consumer, producer[, converter]) warpgroups; 0: as launched."""
+        if self.converters:
+            return 240, 24, 232
         # 256 threads have all the registers that a thread can address from the start.
         return {1: (0, 0), 2: (240, 24), 3: (160, 24), 4: (112, 24)}[self.warpgroups]
 

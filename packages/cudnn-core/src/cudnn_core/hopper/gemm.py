@@ -83,9 +83,10 @@ class HopperGemm:
         smem = SmemAllocator()
         buffers = self.body.allocate(smem)
         staging = self.epilogue.allocate(smem)
-        if thread == 0:
+        if warp == 0:
             self.body.initialize(buffers)
-            self.epilogue.initialize(staging)
+            if thread == 0:
+                self.epilogue.initialize(staging)
             cute.arch.mbarrier_init_fence()
         workers = cutlass.const_expr(4 * (self.tile.warpgroups + self.tile.converters))
         if warp == workers:

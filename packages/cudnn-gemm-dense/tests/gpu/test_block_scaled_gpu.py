@@ -62,7 +62,7 @@ def config_of(case, tile=None, split=None, forms="logical", **changes):
 
 
 def workspaces(product, case, blocks):
-    """Scratch memory, poisoned, and the flags in it, which must be zero before and after."""
+    """Scratch memory, poisoned."""
     torch = pytest.importorskip("torch")
     extents = zip((case.m, case.n), product.treatments, strict=True)
     expanded = sum(expanded_bytes(x, case.k, case.l, to) for x, to in extents if to is not None)
@@ -71,13 +71,10 @@ def workspaces(product, case, blocks):
         "partials": partial_bytes(product.tile, blocks),
         "flags": flag_bytes(product.tile, blocks),
     }
-    made = {
+    return {
         name: torch.full((sizes[name],), 0xFF, dtype=torch.uint8, device="cuda")
         for name in scratch(product)
     }
-    if "flags" in made:
-        made["flags"].zero_()
-    return made
 
 
 def run(data, blocks=132, outer=False, **changes):
@@ -98,7 +95,9 @@ def run(data, blocks=132, outer=False, **changes):
     torch.cuda.synchronize()
     guarded.assert_guards()
     if "flags" in space:
-        assert not space["flags"].any()
+        from cudnn_core.hopper.stream import RAISED
+
+        assert not (space["flags"].view(torch.int64) == RAISED).any()
     return gemm.values(guarded.tensor, case.c_dtype), gemm.host(amax).ravel()
 
 

@@ -145,7 +145,9 @@ class ConvertedBody(Loads, PlainBody):
             for unit in cutlass.range_constexpr(self.stage_units):
                 piece, half = divmod(unit, halves)
                 k_tile = first + i * pieces + piece
-                codes = self.load_codes(buffers.weights, weights, raw.index, piece, half, place, k_tile)
+                codes = self.load_codes(
+                    buffers.weights, weights, raw.index, piece, half, place, k_tile
+                )
                 at = self.weights.data_stage(buffers.weights, tile.bn, raw.index * pieces + piece)
                 words = self.load_words(at + place.words_at, half)
                 if cutlass.const_expr(unit == self.stage_units - 1):
@@ -188,7 +190,11 @@ class ConvertedBody(Loads, PlainBody):
         """A thread's words of each row of a unit."""
         chunks = range(4) if self.weights.decoder.bits == 8 else range(2 * half, 2 * half + 2)
         return [
-            [w for c in chunks for w in load_shared_v4((at ^ (16 * c) if c else at) + far * ROW_BYTES)]
+            [
+                w
+                for c in chunks
+                for w in load_shared_v4((at ^ (16 * c) if c else at) + far * ROW_BYTES)
+            ]
             for far in (0, APART)
         ]
 

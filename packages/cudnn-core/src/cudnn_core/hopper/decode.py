@@ -272,7 +272,9 @@ class Decoder:
             made += [mul_bf16x2(lower, *factor), mul_bf16x2(upper, *factor)]
         return made, seen
 
-    def neighbours_exactly(self, words: list, code: Int32, order: Int32, which: int, tables) -> list:
+    def neighbours_exactly(
+        self, words: list, code: Int32, order: Int32, which: int, tables
+    ) -> list:
         """As `neighbours`, for any elements and scales; order: what makes `both` of the codes in a word."""
         both = permute(code, Int32(0), order)
         if self.scale == "float8_e4m3fn":
@@ -281,7 +283,9 @@ class Decoder:
             return [mul_bf16x2(v, factor) for v in e2m1_to_bf16(words[0], tables)]
         scale = fp32_scale(shift_left(both, -16 * which) & 0xFF)
         if self.bits == 8:
-            return [v for word in words for v in fp8_to_bf16(word, scale, fp8_kind(self.element), False)]
+            return [
+                v for word in words for v in fp8_to_bf16(word, scale, fp8_kind(self.element), False)
+            ]
         return [mul_bf16x2(v, bf16_pair(scale)) for v in e2m1_to_bf16(words[0], tables)]
 
     def exact_scale(self, codes: list, block: int) -> Int32:

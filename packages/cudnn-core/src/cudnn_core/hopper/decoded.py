@@ -27,6 +27,7 @@ from .rings import Ring
 from .schedule import at_most
 from .tile import TileConfig
 
+
 @dataclass(frozen=True)
 class DecodedBuffers:
     """Shared memory of this body."""

@@ -143,7 +143,14 @@ class SynchronousBody(DecodedBody):
 
     @cute.jit
     def load_codes(
-        self, buffers, stage, piece: cutlass.Constexpr, place: cutlass.Constexpr, existing, k_tile, codes
+        self,
+        buffers,
+        stage,
+        piece: cutlass.Constexpr,
+        place: cutlass.Constexpr,
+        existing,
+        k_tile,
+        codes,
     ):
         """The scale codes of a thread's share of each row of a piece."""
         at = self.weights.scale_stage(buffers, self.tile.rows, self.scale_stage(stage, piece))

@@ -20,7 +20,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from .bits import opaque
 from .decode import pinned_tables
-from .loads import UNIT_K, Loads
+from .loads import Loads
 from .matrix import MatrixOperand
 from .operand import BlockScaledOperand, OperandArgs, OperandBuffers
 from .rings import Ring

@@ -9,8 +9,8 @@ shared memory, where a decoded element costs one store:
     producer 0 --raw-->    converters --ring-->  consumer
     producer 1 --------------------------ring-->
 
-Stages of the second ring are 64 K elements; a converter thread decodes two rows of each. With more
-warpgroups than one of converters the compiler would have too few registers for products of 256 columns.
+Stages of the second ring are 64 K elements; a converter thread decodes a row of each. With so many
+threads the compiler has registers for products of 128 columns at most.
 """
 
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ from .bits import (
 from .decode import pinned_tables
 from .loads import UNIT_K, Loads
 from .matrix import STAGE_ROW_BYTES
-from .operand import ATOM_BYTES, ROW_BYTES, BlockScaledOperand, OperandArgs, OperandBuffers
+from .operand import ATOM_BYTES, BlockScaledOperand, OperandArgs, OperandBuffers
 from .plain import PlainBody
 from .rings import Ring
 
-# Rows of a converter thread lie so far apart.
-APART = 128
+# Rows of a tile, with a converter thread each.
+ROWS = 256
 # Elements that are decoded at once.
 CHUNK = 32
 
@@ -57,12 +57,12 @@ class ConvertedBuffers:
 
 
 class Place(NamedTuple):
-    """Where a converter thread's first row lies: in a raw stage, in a stage of the consumer; its rows' scales in a raw
-    stage, as `BlockScaledOperand.scale_offsets` says. tables: of FP4.
+    """Where a converter thread's row lies: in a raw stage, its scales there, as `BlockScaledOperand.scale_offsets` says,
+    in a stage of the consumer. tables: of FP4.
     """
 
     words_at: Int32
-    scales_at: list
+    scales_at: tuple
     target_at: Int32
     tables: list[Int32]
 
@@ -73,6 +73,7 @@ class ConvertedBody(Loads, PlainBody):
 
     weights: BlockScaledOperand
     follows: tuple[bool, bool] = (False, False)
+    column_parts = 2
 
     @property
     def activations(self):
@@ -80,9 +81,9 @@ class ConvertedBody(Loads, PlainBody):
 
     def why_not(self) -> str | None:
         tile = self.tile
-        if tile.orientation != "normal" or (tile.warpgroups, tile.converters) != (1, 1):
+        if tile.orientation != "normal" or (tile.warpgroups, tile.converters) != (1, ROWS // 128):
             return "converted weights are fragment columns of one warpgroup"
-        if tile.bn != 2 * APART or tile.units != 1 or tile.promote_k is not None:
+        if tile.bn != ROWS or tile.units != 1 or tile.promote_k is not None:
             return "converted weights are 256 a tile, 64 elements of K a stage, and sums are not promoted"
         return super().why_not() or self.weights.why_not(tile.bn)
 
@@ -119,20 +120,18 @@ class ConvertedBody(Loads, PlainBody):
         return UNIT_K // self.weights.decoder.sf_vec
 
     def place(self, buffers, weights: OperandArgs, item, thread) -> Place:
-        rows = self.tile.bn
-        scales_at = [
-            self.weights.scale_offsets(weights, rows, item.n0, thread + far, [0])[0]
-            for far in (0, APART)
-        ]
-        target_at = buffers.b.iterator.toint() + thread * 128 + ((thread & 7) << 4)
+        words_at = self.weights.data_offset(thread, Int32(0))
+        ((base, step),) = self.weights.scale_offsets(
+            weights, self.tile.bn, item.n0, thread, [0]
+        )
+        target_at = buffers.b.iterator.toint() + thread * STAGE_ROW_BYTES + ((thread & 7) << 4)
         fp4 = self.weights.decoder.bits == 4
         tables = pinned_tables(thread, weights.k) if fp4 else []
-        words_at = self.weights.data_offset(thread, Int32(0))
-        return Place(opaque(words_at), scales_at, opaque(target_at), tables)
+        return Place(opaque(words_at), (base, step), opaque(target_at), tables)
 
     @cute.jit
     def convert(self, buffers, weights: OperandArgs, item, states, thread):
-        """The converter warpgroup: the stages of one work item.
+        """A converter warpgroup: its rows of the stages of one work item.
 
         Waits on raw.full and ring.empty, signals raw.empty and ring.full.
         """
@@ -145,18 +144,15 @@ class ConvertedBody(Loads, PlainBody):
             for unit in cutlass.range_constexpr(self.stage_units):
                 piece, half = divmod(unit, halves)
                 k_tile = first + i * pieces + piece
-                codes = self.load_codes(
-                    buffers.weights, weights, raw.index, piece, half, place, k_tile
-                )
+                codes = self.load_codes(buffers.weights, weights, raw.index, unit, place, k_tile)
                 at = self.weights.data_stage(buffers.weights, tile.bn, raw.index * pieces + piece)
                 words = self.load_words(at + place.words_at, half)
-                if cutlass.const_expr(unit == self.stage_units - 1):
-                    buffers.raw.release(raw)
                 buffers.ring.wait_empty(ring)
                 target = place.target_at + ring.index * self.b.stage_bytes(tile.bn)
                 self.convert_unit(words, codes, place, target)
                 buffers.ring.arrive_full(ring)
                 ring.advance()
+            buffers.raw.release(raw)
             raw.advance()
         return raw, ring
 
@@ -166,64 +162,52 @@ class ConvertedBody(Loads, PlainBody):
         buffers,
         weights,
         stage,
-        piece: cutlass.Constexpr,
-        half: cutlass.Constexpr,
+        unit: cutlass.Constexpr,
         place: cutlass.Constexpr,
         k_tile,
     ):
-        """The scale codes of a thread's rows of a unit."""
+        """The scale codes of a thread's row of a unit of a raw stage; k_tile: its piece of K."""
+        piece, half = divmod(unit, self.weights.decoder.halves)
         block = cutlass.const_expr(half * self.unit_blocks)
         at = self.weights.scale_stage(buffers, self.tile.bn, self.scale_stage(stage, piece))
         at += self.weights.first_block(k_tile) + (block // 4 * ATOM_BYTES + block % 4)
+        base, step = place.scales_at
         load = load_shared_u16 if cutlass.const_expr(self.unit_blocks == 2) else load_shared_u32
-        codes = cute.make_rmem_tensor(2, Int32)
-        for r in cutlass.range_constexpr(2):
-            base, step = place.scales_at[r]
-            codes[r] = load(at + base + step)
+        codes = load(at + base + step)
         existing = self.existing_blocks(weights, k_tile) - block
         if existing < self.unit_blocks:
-            for r in cutlass.range_constexpr(2):
-                codes[r] = self.weights.guard(codes[r], 0, existing)
+            codes = self.weights.guard(codes, 0, existing)
         return codes
 
     def load_words(self, at: Int32, half: int) -> list:
-        """A thread's words of each row of a unit."""
+        """A thread's words of a unit."""
         chunks = range(4) if self.weights.decoder.bits == 8 else range(2 * half, 2 * half + 2)
-        return [
-            [
-                w
-                for c in chunks
-                for w in load_shared_v4((at ^ (16 * c) if c else at) + far * ROW_BYTES)
-            ]
-            for far in (0, APART)
-        ]
+        return [w for c in chunks for w in load_shared_v4(at ^ (16 * c) if c else at)]
 
     @cute.jit
     def convert_unit(
-        self, words: cutlass.Constexpr, codes, place: cutlass.Constexpr, target: Int32
+        self, words: cutlass.Constexpr, codes: Int32, place: cutlass.Constexpr, target: Int32
     ):
-        """Decode the rows of a unit and store them."""
+        """Decode a row of a unit and store it."""
         decoder = self.weights.decoder
         if cutlass.const_expr(decoder.bits == 8):
-            for r in cutlass.range_constexpr(2):
-                fields = decoder.scale_fields([codes[r]])
-                for chunk in cutlass.range_constexpr(2):
-                    made = cute.make_rmem_tensor(CHUNK // 2, Int32)
-                    seen = self.decode(made, words[r], codes[r], chunk, place, fields, False)
-                    if cute.arch.vote_any_sync(decoder.special(seen)):
-                        self.decode(made, words[r], codes[r], chunk, place, fields, True)
-                    self.store(made, chunk, target + r * APART * STAGE_ROW_BYTES)
-        elif cute.arch.vote_any_sync(decoder.unusual([codes[0], codes[1]])):
+            fields = decoder.scale_fields([codes])
+            for chunk in cutlass.range_constexpr(2):
+                made = cute.make_rmem_tensor(CHUNK // 2, Int32)
+                seen = self.decode(made, words, codes, chunk, place, fields, False)
+                if cute.arch.vote_any_sync(decoder.special(seen)):
+                    self.decode(made, words, codes, chunk, place, fields, True)
+                self.store(made, chunk, target)
+        elif cute.arch.vote_any_sync(decoder.unusual([codes])):
             self.convert_fp4(words, codes, place, target, True)
         else:
             self.convert_fp4(words, codes, place, target, False)
 
     def convert_fp4(self, words: list, codes, place: Place, target, exactly: bool) -> None:
-        for r in range(2):
-            for chunk in range(2):
-                made = cute.make_rmem_tensor(CHUNK // 2, Int32)
-                self.decode(made, words[r], codes[r], chunk, place, Int32(0), exactly)
-                self.store(made, chunk, target + r * APART * STAGE_ROW_BYTES)
+        for chunk in range(2):
+            made = cute.make_rmem_tensor(CHUNK // 2, Int32)
+            self.decode(made, words, codes, chunk, place, Int32(0), exactly)
+            self.store(made, chunk, target)
 
     def decode(self, made, words: list, codes, chunk: int, place: Place, seen, exactly: bool):
         """CHUNK elements as BF16; returns `seen` (8-bit)."""

@@ -111,7 +111,7 @@ class HopperGemm:
         if cutlass.const_expr(self.tile.converters == 0):
             self.produce_parts(buffers, a, b, schedule, warp - workers)
         elif warp < workers:
-            cute.arch.setmaxregister_increase(self.tile.registers[2])
+            cute.arch.setmaxregister_decrease(self.tile.registers[2])
             self.convert(buffers, a, schedule, thread - 128 * self.tile.warpgroups)
         else:
             self.produce_parts(buffers, a, b, schedule, warp - workers)

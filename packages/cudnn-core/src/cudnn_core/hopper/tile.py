@@ -24,7 +24,7 @@ class TileConfig:
     stages: ring depth of operands that the tensor core reads. raw_stages: of those that are decoded.
     raw_pieces: pieces of 64 bytes of each row in a raw stage. units: of 64 K elements in a stage that
     the tensor core reads beside decoded operands. synchronous: products are single warps'.
-    converters: warpgroups (0 or 1) that decode for the consumers.
+    converters: warpgroups (0 or 2) that decode for the consumers.
     promote_k: None, or how many K elements the tensor core sums before its FP32 result is added
     to a second FP32 accumulator; the tensor core truncates each addition, so long sums drift.
     skew: how many stages the second of two warpgroups that share tiles runs behind the first; so much
@@ -82,7 +82,7 @@ class TileConfig:
     def registers(self) -> tuple[int, ...]:
         """Registers per thread of (consumer, producer[, converter]) warpgroups; 0: as launched."""
         if self.converters:
-            return 240, 24, 232
+            return 232, 24, 120
         # 256 threads have all the registers that a thread can address from the start.
         return {1: (0, 0), 2: (240, 24), 3: (160, 24), 4: (112, 24)}[self.warpgroups]
 

@@ -11,7 +11,6 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from cudnn_core.hopper import arguments
-from cudnn_core.hopper.converted import ConvertedBody
 from cudnn_core.hopper.decoded import DecodedBody
 from cudnn_core.hopper.expand import Expand
 from cudnn_core.hopper.gemm import HopperGemm
@@ -21,7 +20,6 @@ from cudnn_core.hopper.plain import PlainBody
 from cudnn_core.hopper.rules import UNIT
 from cudnn_core.hopper.schedule import DenseSchedule
 from cudnn_core.hopper.stream import StreamSchedule
-from cudnn_core.hopper.synchronous import SynchronousBody
 from cudnn_core.hopper.tile import SHARED_MEMORY
 from cudnn_core.hopper.tile import why_not as tile_why_not
 from cudnn_core.hopper.workspace import expanded_bytes
@@ -55,11 +53,7 @@ def body_of(product: Product) -> DecodedBody | PlainBody:
         if right is not None:
             weights = replace(weights, contiguous="k", batch="last")
         follows = (right is not None, left is not None)
-        if product.tile.converters:
-            b = MatrixOperand("bfloat16")
-            return ConvertedBody(product.tile, a, b, weights, follows)
-        kind = SynchronousBody if product.tile.synchronous else DecodedBody
-        return kind(product.tile, weights, a, product.glu is not None, follows)
+        return DecodedBody(product.tile, weights, a, product.glu is not None, follows)
     b = replace(matrix(product, product.b, right, along_m), glu=apart)
     return PlainBody(product.tile, a, b)
 

@@ -34,25 +34,11 @@ def mul_bf16x2(a: Int32, b: Int32, *, loc=None, ip=None) -> Int32:
 
 
 @dsl_user_op
-def fma_bf16x2(a: Int32, b: Int32, c: Int32, *, loc=None, ip=None) -> Int32:
-    """Two of a * b + c in BF16, each rounded once, to nearest even; subnormals are honoured."""
-    words = [Int32(v).ir_value(loc=loc, ip=ip) for v in (a, b, c)]
-    return Int32(_asm(T.i32(), words, "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r"))
-
-
-@dsl_user_op
 def spread(word: Int32, half: cutlass.Constexpr, *, loc=None, ip=None) -> Int32:
     """One half of a word in both, which costs nothing where BF16 arithmetic takes it."""
     chosen = ("l", "h")[half]
     text = f"{{\n.reg .b16 l, h;\nmov.b32 {{l, h}}, $1;\nmov.b32 $0, {{{chosen}, {chosen}}};\n}}"
     return Int32(_asm(T.i32(), [Int32(word).ir_value(loc=loc, ip=ip)], text, "=r,r"))
-
-
-@dsl_user_op
-def add_by_product(a: Int32, one: Int32, b: Int32, *, loc=None, ip=None) -> Int32:
-    """a + b by the multiplier; one: 1 in a register, of which the compiler does not know."""
-    words = [Int32(v).ir_value(loc=loc, ip=ip) for v in (a, one, b)]
-    return Int32(_asm(T.i32(), words, "mad.lo.s32 $0, $1, $2, $3;", "=r,r,r,r"))
 
 
 @dsl_user_op
@@ -218,30 +204,6 @@ def load_shared_v4(address: Int32, *, loc=None, ip=None) -> tuple[Int32, Int32, 
     text = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
     packed = _asm(struct, operands, text, "=r,=r,=r,=r,r", True)
     return tuple(Int32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(4))
-
-
-@dsl_user_op
-def load_shared_v2(address: Int32, *, loc=None, ip=None) -> tuple[Int32, Int32]:
-    """Eight bytes of shared memory as two words."""
-    struct = ir.Type.parse("!llvm.struct<(i32, i32)>")
-    operands = [Int32(address).ir_value(loc=loc, ip=ip)]
-    packed = _asm(struct, operands, "ld.shared.v2.b32 {$0, $1}, [$2];", "=r,=r,r", True)
-    return tuple(Int32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(2))
-
-
-@dsl_user_op
-def mma_bf16(rows: list, columns: list, sums: list, *, loc=None, ip=None) -> list:
-    """A warp's product of 16 rows by 8 columns, 16 of K, in BF16, added to FP32 sums."""
-    words = [Int32(v).ir_value(loc=loc, ip=ip) for v in (*rows, *columns)]
-    floats = [Float32(v).ir_value(loc=loc, ip=ip) for v in sums]
-    struct = ir.Type.parse("!llvm.struct<(f32, f32, f32, f32)>")
-    text = (
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
-    )
-    constraints = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
-    packed = _asm(struct, words + floats, text, constraints)
-    return [Float32(llvm.extractvalue(T.f32(), packed, [i])) for i in range(4)]
 
 
 @dsl_user_op

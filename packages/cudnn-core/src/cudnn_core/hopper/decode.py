@@ -10,13 +10,12 @@ Every path rounds element * scale once, to the nearest even BF16.
             NaN, finishes ordinary elements. `special` finds, for many elements at once, whether
             some element is NaN or Inf or some scale too large; then `pair_exactly` goes through the
             hardware's FP8 to FP16 conversion and an FP32 product, which serve every code.
-    FP4     Two byte tables, of positive and of negative codes, give the low byte of 12 + element / 2,
-            whose high byte is always the same; (12 + element / 2) * F - 12 F with F = 2 * scale is
-            rounded once, and does the rest. Scales of which this makes no right F or 12 F
-            (`unusual`) take two steps.
+    FP4     The same, but two codes of a byte come as one product of it: shifted copies that do not
+            overlap. With the scale of F = 2^126 * scale, one product is left. Scales that make no
+            such F (`unusual`) take two steps, of 2^126 and of the scale.
 
-Decoding takes issue slots from the warps that feed the tensor core, so instructions count; logic
-and byte permutations, at half rate, count twice.
+Decoding takes issue slots from the warps that feed the tensor core, so instructions count; logic,
+at half rate, counts twice, and byte permutations, it seems, more than that.
 """
 
 from dataclasses import dataclass
@@ -25,32 +24,26 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from .bits import (
-    add_by_product,
     e4m3_pair_to_bf16x2,
-    fma_bf16x2,
     fp8_to_bf16,
     max3_u16x2,
     merge_masked,
     mul_bf16x2,
-    opaque,
     permute,
     shift_left,
     spread,
 )
 
-# BF16 signs in both halves of a word, signs of four bytes, signs of four FP4 codes.
+# BF16 signs in both halves of a word, signs of four bytes.
 SIGNS = 0x80008000
 BYTE_SIGNS = 0x80808080
-CODE_SIGNS = 0x8888
-# The low bytes of 12 + v/2 as BF16 for v of 0, 0.5, 1, 1.5, 2, 3, 4, 6, then for -v, four to a word;
-# their high byte; 1.
-TABLES = (0x4C484440, 0x70605850, 0x34383C40, 0x10202830, 0x41, 1)
-# BF16 pairs: -12; what turns 12 + v/2 into v; what makes F and -12 F of e4m3 bits in BF16 position, 2^-120 of their
-# value.
-MINUS_12, TWO, MINUS_24 = 0xC140C140, 0x40004000, 0xC1C0C1C0
-E4M3_DOUBLED, E4M3_MINUS_24 = 0x7C007C00, 0xFDC0FDC0
-# Codes from here on are unusual: E8M0 too large for 12 F; e4m3 with a sign, or NaN.
-FIRST_UNUSUAL = {"float8_e8m0fnu": 251, "float8_e4m3fn": 127}
+# What brings the signs, and the fields, of the two FP4 codes of a byte to BF16 positions; those fields; 2^126.
+CODE_SIGNS, CODE_FIELDS = (1 << 12) + (1 << 24), (1 << 6) + (1 << 18)
+FIELDS, RAISE = 0x01C001C0, 0x7E807E80
+# Usual scale codes: from the first number up to below the second. F is finite, and e4m3 is not subnormal.
+USUAL = {"float8_e8m0fnu": (0, 129), "float8_e4m3fn": (8, 72)}
+# F of code c is c * 2^shift plus so much, in BF16 bits.
+FACTORS = {"float8_e8m0fnu": (7, 126 << 7), "float8_e4m3fn": (4, 246 << 7)}
 
 
 @dataclass(frozen=True)
@@ -87,42 +80,19 @@ def signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def table_words() -> list[Int32]:
-    """TABLES as they are."""
-    return [Int32(signed(word)) for word in TABLES]
+def low_e2m1(byte: Int32) -> Int32:
+    """The two FP4 codes of a byte, times 2^-126, as a pair of BF16."""
+    return merge_masked(byte * CODE_SIGNS, SIGNS, (byte * CODE_FIELDS) & FIELDS)
 
 
-def pinned_tables(lane: Int32, positive: Int32) -> list[Int32]:
-    """TABLES in registers, where they stay; positive: any number above 0 that is known at run time.
-
-    Constants that the compiler recognizes it would rather make anew for each use.
-    """
-    zero = shift_left(lane | positive, -31)
-    return [opaque(zero + word) for word in table_words()]
-
-
-def raised_e2m1(codes: Int32, tables: list) -> tuple[Int32, Int32]:
-    """The four FP4 codes in the lower half of a word, the first in the lowest bits, as 12 + v/2: two pairs of BF16.
-
-    A code with a sign picks the sign of a table's byte, which is 0, in the one table and a byte in the other.
-    """
-    positive0, positive1, negative0, negative1, high, one = tables
-    positive = permute(positive0, positive1, codes)
-    negative = permute(negative0, negative1, codes ^ CODE_SIGNS)
-    # Products have a pipe of their own, which is idle.
-    low = add_by_product(positive, one, negative)
-    return permute(low, high, Int32(0x4140)), permute(low, high, Int32(0x4342))
-
-
-def lowered(pair: Int32) -> Int32:
-    """v of 12 + v/2, exactly."""
-    return fma_bf16x2(pair, Int32(TWO), Int32(signed(MINUS_24)))
-
-
-def e2m1_to_bf16(word: Int32, tables: list) -> list[Int32]:
+def e2m1_to_bf16(word: Int32) -> list[Int32]:
     """Eight FP4 codes, the first in the lowest bits, as four pairs of BF16."""
-    halves = word, shift_left(word, -16)
-    return [lowered(pair) for half in halves for pair in raised_e2m1(half, tables)]
+    return [raised(low_e2m1(shift_left(word, -8 * i) & 0xFF)) for i in range(4)]
+
+
+def raised(pair: Int32) -> Int32:
+    """Times 2^126, exactly."""
+    return mul_bf16x2(pair, Int32(RAISE))
 
 
 @dataclass(frozen=True)
@@ -133,7 +103,7 @@ class Decoder:
     threads of a quad hold 2t, 2t+1 and 2t+8, 2t+9. Its share of a half a thread has in words:
 
         8-bit   word s is step s: elements 2t, 2t+8, 2t+1, 2t+9 (so that `expand` finds pairs)
-        FP4     word s is step s: elements 2t, 2t+1, 2t+8, 2t+9 in its lower half
+        FP4     bytes, one a word: words 2s and 2s+1 are elements 2t, 2t+1 and 2t+8, 2t+9 of step s
     """
 
     element: str
@@ -156,7 +126,7 @@ class Decoder:
     @property
     def words(self) -> int:
         """Words of a thread's share of one row in 64 K elements."""
-        return 4
+        return 4 if self.bits == 8 else 8
 
     @property
     def halves(self) -> int:
@@ -189,104 +159,63 @@ class Decoder:
         return first // self.sf_vec, (first + 16) // self.sf_vec
 
     def unusual(self, codes: list) -> Boolean:
-        """FP4: whether a byte of some word is a scale code of FIRST_UNUSUAL or more."""
-        first = FIRST_UNUSUAL[self.scale]
+        """FP4: whether a byte of some word is no usual scale code."""
+        first, end = USUAL[self.scale]
         found = Int32(0)
         for word in codes:
-            # Bytes without their top bit cannot carry into others.
-            above = (word & 0x7F7F7F7F) + (-first % 128) * 0x01010101
-            found = found | (above & word if first >= 128 else above | word)
+            # Bytes without their top bit, or with it set, cannot carry into others.
+            above = (word & 0x7F7F7F7F) + (-end % 128) * 0x01010101
+            found = found | (above & word if end > 128 else above | word)
+            if first:
+                found = found | ~((word | Int32(signed(BYTE_SIGNS))) - first * 0x01010101)
         return (found & Int32(signed(BYTE_SIGNS))) != 0
 
     def factors(self, codes: list, half: int, pair: int) -> list:
-        """What `pair_words` multiplies the two K steps of a pair with; of FP4: (F, -12 F).
+        """What `pair_words` multiplies the two K steps of a pair with.
 
         Two scales are made at once, neighbours along K.
         """
         made = []
+        shift, base = (7, self.format.gap << 7) if self.bits == 8 else FACTORS[self.scale]
         for block in self.pair_blocks(half, pair):
             # Bytes of both, each with zeros above.
             low = block % 4 // 2 * 2
-            select = Int32(0x4040 + 0x0101 * low + 0x0100)
-            both = permute(codes[block // 4], Int32(0), select)
-            made.append(self.factor_of(both, block % 2))
+            both = permute(codes[block // 4], Int32(0), Int32(0x4140 + 0x0101 * low))
+            made.append(spread(both * (1 << shift) + Int32(base * 0x10001), block % 2))
         return made
 
-    def pair_words(self, words: list, pair: int, factors, tables, seen: Int32) -> tuple:
+    def pair_words(self, words: list, pair: int, factors, seen: Int32) -> tuple:
         """Two K steps of a half: their four registers in the tensor core's order, scaled.
 
-        tables: of FP4, pinned. Returns also `seen`, joined with what `special` needs to know (8-bit).
+        Returns also `seen`, joined with what `special` needs to know (8-bit).
         """
-        made = []
-        for word, factor in zip(words[2 * pair : 2 * pair + 2], factors, strict=True):
+        made, each = [], self.words // 4
+        for step, factor in enumerate(factors):
+            first = each * (2 * pair + step)
             if self.bits == 8:
-                lower, fields0 = self.format.expand(word, 0)
-                upper, fields1 = self.format.expand(word, 1)
+                lower, fields0 = self.format.expand(words[first], 0)
+                upper, fields1 = self.format.expand(words[first], 1)
                 seen = max3_u16x2(fields0, fields1, seen)
-                made += [mul_bf16x2(lower, *factor), mul_bf16x2(upper, *factor)]
             else:
-                made += [fma_bf16x2(v, *factor) for v in raised_e2m1(word, tables)]
+                lower, upper = (low_e2m1(byte) for byte in words[first : first + 2])
+            made += [mul_bf16x2(lower, factor), mul_bf16x2(upper, factor)]
         return made, seen
 
-    def pair_exactly(self, words: list, half: int, pair: int, codes: list, tables) -> list:
+    def pair_exactly(self, words: list, half: int, pair: int, codes: list) -> list:
         """As `pair_words`, for any elements and scales."""
-        made, blocks = [], self.pair_blocks(half, pair)
-        for word, block in zip(words[2 * pair : 2 * pair + 2], blocks, strict=True):
+        made, each = [], self.words // 4
+        for step, block in enumerate(self.pair_blocks(half, pair)):
+            first = each * (2 * pair + step)
             if self.bits == 8:
                 scale = self.exact_scale(codes, block)
-                made += fp8_to_bf16(word, scale, fp8_kind(self.element), True)
+                made += fp8_to_bf16(words[first], scale, fp8_kind(self.element), True)
                 continue
             if self.scale == "float8_e4m3fn":
                 factor = e4m3_pair_to_bf16x2(codes[block // 4], block % 4 // 2)[block % 2]
             else:
                 factor = bf16_pair(self.exact_scale(codes, block))
-            made += [mul_bf16x2(lowered(v), factor) for v in raised_e2m1(word, tables)]
+            made += [mul_bf16x2(raised(low_e2m1(x)), factor) for x in words[first : first + 2]]
         return made
-
-    def factor_of(self, both: Int32, which: int) -> list:
-        """What `neighbours` multiplies with; both: two scale codes, each in its half, of which one is meant."""
-        if self.scale == "float8_e4m3fn":
-            bits = both * 16
-            words = [mul_bf16x2(bits, Int32(signed(x))) for x in (E4M3_DOUBLED, E4M3_MINUS_24)]
-        else:
-            gap = self.format.gap if self.bits == 8 else 1
-            words = [both * 128 + Int32(gap * (0x10001 << 7))]
-            if self.bits == 4:
-                words.append(mul_bf16x2(words[0], Int32(signed(MINUS_12))))
-        return [spread(word, which) for word in words]
-
-    def neighbours(self, words: list, factor: list, tables, seen: Int32) -> tuple:
-        """Eight elements that lie side by side, as four pairs of BF16, scaled; the rest as `pair_words`."""
-        made = []
-        if self.bits == 4:
-            (word,) = words
-            for codes in (word, shift_left(word, -16)):
-                made += [fma_bf16x2(v, *factor) for v in raised_e2m1(codes, tables)]
-            return made, seen
-        for word in words:
-            # Elements 0, 2, 1, 3, so that pairs are neighbours.
-            turned = permute(word, Int32(0), Int32(0x3120))
-            lower, fields0 = self.format.expand(turned, 0)
-            upper, fields1 = self.format.expand(turned, 1)
-            seen = max3_u16x2(fields0, fields1, seen)
-            made += [mul_bf16x2(lower, *factor), mul_bf16x2(upper, *factor)]
-        return made, seen
-
-    def neighbours_exactly(
-        self, words: list, code: Int32, order: Int32, which: int, tables
-    ) -> list:
-        """As `neighbours`, for any elements and scales; order: what makes `both` of the codes in a word."""
-        both = permute(code, Int32(0), order)
-        if self.scale == "float8_e4m3fn":
-            code = permute(both, Int32(0), Int32(0x4420))
-            factor = e4m3_pair_to_bf16x2(code, 0)[which]
-            return [mul_bf16x2(v, factor) for v in e2m1_to_bf16(words[0], tables)]
-        scale = fp32_scale(shift_left(both, -16 * which) & 0xFF)
-        if self.bits == 8:
-            return [
-                v for word in words for v in fp8_to_bf16(word, scale, fp8_kind(self.element), False)
-            ]
-        return [mul_bf16x2(v, bf16_pair(scale)) for v in e2m1_to_bf16(words[0], tables)]
 
     def exact_scale(self, codes: list, block: int) -> Int32:
         """An E8M0 scale as FP32 bits."""

@@ -19,7 +19,6 @@ from cutlass import BFloat16, Boolean, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from .bits import opaque
-from .decode import pinned_tables
 from .loads import Loads
 from .matrix import MatrixOperand
 from .operand import BlockScaledOperand, OperandArgs, OperandBuffers
@@ -42,14 +41,12 @@ class Place(NamedTuple):
     """Where a thread's rows lie in a raw stage.
 
     data_at: its share of its first row. scales_at: as `BlockScaledOperand.scale_offsets` says.
-    downs: how far below the first its rows lie. select, tables: of FP4, what picks bytes and codes.
+    downs: how far below the first its rows lie.
     """
 
     data_at: Int32
     scales_at: list
     downs: list[int]
-    select: Int32 | None
-    tables: list[Int32]
 
 
 class Registers(NamedTuple):
@@ -190,13 +187,10 @@ class DecodedBody(Loads):
         row, down = self.row_map((thread // 32) % 4, lane)
         row0 = (thread // 128) % tile.sharers * (64 * tile.m_blocks) + row
         downs = [down * (r % 2) + 64 * (r // 2) for r in range(2 * tile.m_blocks)]
-        fp4 = self.weights.decoder.bits == 4
         return Place(
             opaque(self.weights.data_offset(row0, lane % 4)),
             self.weights.scale_offsets(weights, tile.rows, item.n0, row0, downs),
             downs,
-            self.weights.selector(lane % 4) if fp4 else None,
-            pinned_tables(lane, weights.k) if fp4 else [],
         )
 
     def registers(self) -> Registers:
@@ -230,9 +224,6 @@ class DecodedBody(Loads):
                     self.load_codes(buffers.weights, scales, place, existing, k_tile, codes)
                     known = self.known(codes)
                 self.load_words(buffers.weights, raw.index * pieces + piece, place, half, words)
-                if cutlass.const_expr(unit == self.stage_units - 1):
-                    buffers.raw.release(raw)
-                    raw.advance()
                 for group in cutlass.range_constexpr(self.groups):
                     number = unit * self.groups + group
                     # Its registers were last read two groups ago.
@@ -243,7 +234,10 @@ class DecodedBody(Loads):
                             buffers.ring.release(release)
                             release.advance()
                     fragment = fragments[number % 2]
-                    self.decode(place, words, codes, half, group, fragment, known)
+                    self.decode(words, codes, half, group, fragment, known)
+                    if cutlass.const_expr(number == self.stage_units * self.groups - 1):
+                        buffers.raw.release(raw)
+                        raw.advance()
                     if cutlass.const_expr(number % (units * self.groups) == 0):
                         buffers.ring.wait_full(ring)
                     at = ring.index * units + unit % units
@@ -288,7 +282,7 @@ class DecodedBody(Loads):
         """A thread's words of a half of a raw stage."""
         data = self.weights.data_stage(buffers, self.tile.rows, stage) + place.data_at
         for r, down in enumerate(place.downs):
-            for w, word in enumerate(self.weights.load_words(data, down, half, place.select)):
+            for w, word in enumerate(self.weights.load_words(data, down, half)):
                 words[w, r] = word
 
     def fragment(self):
@@ -304,7 +298,6 @@ class DecodedBody(Loads):
     @cute.jit
     def decode(
         self,
-        place: cutlass.Constexpr,
         words,
         codes,
         half: cutlass.Constexpr,
@@ -319,15 +312,15 @@ class DecodedBody(Loads):
         """
         decoder = self.weights.decoder
         if cutlass.const_expr(decoder.bits == 8):
-            seen = self.decode_steps(place, words, codes, half, group, fragment, known)
+            seen = self.decode_steps(words, codes, half, group, fragment, known)
             if cute.arch.vote_any_sync(decoder.special(seen)):
-                self.decode_exactly(place, words, codes, half, group, fragment)
+                self.decode_exactly(words, codes, half, group, fragment)
         elif known:
-            self.decode_steps(place, words, codes, half, group, fragment, Int32(0))
+            self.decode_steps(words, codes, half, group, fragment, Int32(0))
         else:
-            self.decode_exactly(place, words, codes, half, group, fragment)
+            self.decode_exactly(words, codes, half, group, fragment)
 
-    def decode_steps(self, place: Place, words, codes, half: int, group: int, fragment, seen):
+    def decode_steps(self, words, codes, half: int, group: int, fragment, seen):
         """Decode a group; returns `seen`, joined with its elements' fields (8-bit)."""
         decoder = self.weights.decoder
         registers = cute.recast_tensor(fragment, Int32)
@@ -336,21 +329,19 @@ class DecodedBody(Loads):
             row_codes, row_words = self.row(words, codes, 2 * block + v)
             for index, pair in enumerate(pairs):
                 factors = decoder.factors(row_codes, half, pair)
-                made, seen = decoder.pair_words(row_words, pair, factors, place.tables, seen)
+                made, seen = decoder.pair_words(row_words, pair, factors, seen)
                 for i, word in enumerate(made):
                     registers[v + 2 * i + 8 * index] = word
         return seen
 
-    def decode_exactly(self, place: Place, words, codes, half: int, group: int, fragment) -> None:
+    def decode_exactly(self, words, codes, half: int, group: int, fragment) -> None:
         """Decode a group by the path that serves every code."""
         registers = cute.recast_tensor(fragment, Int32)
         block, pairs = self.group_shape(group)
         for v in range(2):
             row_codes, row_words = self.row(words, codes, 2 * block + v)
             for index, pair in enumerate(pairs):
-                made = self.weights.decoder.pair_exactly(
-                    row_words, half, pair, row_codes, place.tables
-                )
+                made = self.weights.decoder.pair_exactly(row_words, half, pair, row_codes)
                 for i, word in enumerate(made):
                     registers[v + 2 * i + 8 * index] = word
 

@@ -30,7 +30,7 @@ from .bits import (
     permute,
     store_global,
 )
-from .decode import bf16_pair, e2m1_to_bf16, fp8_kind, fp32_scale, table_words
+from .decode import bf16_pair, e2m1_to_bf16, fp8_kind, fp32_scale
 from .operand import BlockScaledOperand
 from .schedule import at_most
 from .workspace import pitch
@@ -246,7 +246,7 @@ class Expand:
             factor, _ = e4m3_pair_to_bf16x2(code, 0)
         else:
             factor = bf16_pair(fp32_scale(code))
-        return [mul_bf16x2(v, factor) for v in e2m1_to_bf16(words[0], table_words())]
+        return [mul_bf16x2(v, factor) for v in e2m1_to_bf16(words[0])]
 
 
 def transposed(words: list) -> list:

@@ -7,7 +7,6 @@ works). Both roles walk the same work items:
 
     producer    copies operand stages of each item into the body's rings (several warps, if the body
                 has several rings)
-    converters  (`tile.converters` warpgroups) turn stages into others, where a body has any
     consumers   sum an item into registers, then run the epilogue while the producer goes on
 
 A schedule may split the K range of tiles; then its `join` sums the parts before the epilogue.
@@ -88,43 +87,24 @@ class HopperGemm:
             if thread == 0:
                 self.epilogue.initialize(staging)
             cute.arch.mbarrier_init_fence()
-        workers = cutlass.const_expr(4 * (self.tile.warpgroups + self.tile.converters))
-        if warp == workers:
+        if warp == 4 * self.tile.warpgroups:
             cpasync.prefetch_descriptor(a.tma_atom)
             cpasync.prefetch_descriptor(b.tma_atom)
         self.sync()
-        registers = cutlass.const_expr(self.tile.registers[0])
+        consumers, producers = self.tile.registers
         if warp < 4 * self.tile.warpgroups:
-            if cutlass.const_expr(registers):
-                cute.arch.setmaxregister_increase(registers)
+            if cutlass.const_expr(consumers):
+                cute.arch.setmaxregister_increase(consumers)
             self.consume(buffers, staging, a, schedule, epilogue, thread)
         else:
-            self.serve(buffers, a, b, schedule, thread, warp)
+            if cutlass.const_expr(producers):
+                cute.arch.setmaxregister_decrease(producers)
+            for part in cutlass.range_constexpr(self.producers):
+                if warp == 4 * self.tile.warpgroups + part:
+                    self.produce(buffers, a, b, schedule, (part,) if self.producers > 1 else ())
         if cutlass.const_expr(self.tile.blocks > 1):
             # Nobody leaves while others of the cluster may still reach into its shared memory.
             self.sync()
-
-    @cute.jit
-    def serve(self, buffers: cutlass.Constexpr, a, b, schedule, thread, warp):
-        """Warps behind the consumers': converters, if there are any, then producers."""
-        workers = cutlass.const_expr(4 * (self.tile.warpgroups + self.tile.converters))
-        if cutlass.const_expr(self.tile.converters == 0):
-            self.produce_parts(buffers, a, b, schedule, warp - workers)
-        elif warp < workers:
-            cute.arch.setmaxregister_decrease(self.tile.registers[2])
-            self.convert(buffers, a, schedule, thread - 128 * self.tile.warpgroups)
-        else:
-            self.produce_parts(buffers, a, b, schedule, warp - workers)
-
-    @cute.jit
-    def produce_parts(self, buffers: cutlass.Constexpr, a, b, schedule, warp):
-        """Producer warps; warp: counted from their first."""
-        registers = cutlass.const_expr(self.tile.registers[1])
-        if cutlass.const_expr(registers):
-            cute.arch.setmaxregister_decrease(registers)
-        for part in cutlass.range_constexpr(self.producers):
-            if warp == part:
-                self.produce(buffers, a, b, schedule, (part,) if self.producers > 1 else ())
 
     @cute.jit
     def sync(self):
@@ -143,15 +123,6 @@ class HopperGemm:
         for index in cutlass.range(first, end, step, unroll=1):
             item = self.schedule.item(schedule, index)
             state = self.body.produce(buffers, a, b, item, state, *part)
-
-    @cute.jit
-    def convert(self, buffers: cutlass.Constexpr, a, schedule, thread):
-        """The converter warpgroup's walk; thread: counted from its first."""
-        states = self.body.converter_states(buffers)
-        first, end, step = self.schedule.walk(schedule)
-        for index in cutlass.range(first, end, step, unroll=1):
-            item = self.schedule.item(schedule, index)
-            states = self.body.convert(buffers, a, item, states, thread)
 
     @cute.jit
     def consume(

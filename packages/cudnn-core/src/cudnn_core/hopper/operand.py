@@ -17,9 +17,9 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from .bits import (
     bulk_load,
+    load_shared_u8,
     load_shared_u16,
     load_shared_u32,
-    load_shared_v4,
     opaque,
     permute,
 )
@@ -263,12 +263,12 @@ class BlockScaledOperand:
         """Where the share of a row of a quad's thread `lane4` begins in a stage."""
         # The 64-byte swizzle of the tensor map: bits 4-5 are xored with bits 7-8.
         at = row * ROW_BYTES + (((row >> 1) & 3) << 4)
-        return at + 2 * lane4 if self.decoder.bits == 8 else at
+        return at + lane4 * (self.decoder.bits // 4)
 
-    def load_words(self, at: Int32, down: int, half: int, select: Int32) -> list:
+    def load_words(self, at: Int32, down: int, half: int) -> list:
         """A thread's words of half a row that lies `down` rows below, as `Decoder` wants them.
 
-        at: the address of its share; select: see `selector`. Neither 8 nor 32 nor 64 rows down does a swizzle change.
+        at: the address of its share. Neither 8 nor 32 nor 64 rows down does a swizzle change.
         """
         words = []
         chunks = 4 // self.decoder.halves
@@ -278,14 +278,8 @@ class BlockScaledOperand:
                 lower, upper = load_shared_u16(piece), load_shared_u16(piece + 8)
                 words.append(permute(lower, upper, Int32(0x5140)))
             else:
-                # Byte t of each word: the whole quad reads the chunk, which costs one access.
-                w0, w1, w2, w3 = load_shared_v4(piece)
-                words += [permute(w0, w1, select), permute(w2, w3, select)]
+                words += [load_shared_u8(piece + 4 * i) for i in range(4)]
         return words
-
-    def selector(self, lane4: Int32) -> Int32:
-        """What a quad's thread `lane4` picks its bytes with (FP4)."""
-        return opaque(lane4 * 0x11 + 0x40)
 
     def scale_stage(self, buffers: OperandBuffers, rows: int, stage: Int32) -> Int32:
         """The shared-memory address of a stage's scale atoms."""

@@ -44,8 +44,6 @@ class PlainBody:
     tile: TileConfig
     a: MatrixOperand
     b: MatrixOperand
-    # Products that the columns of a tile take.
-    column_parts = 1
 
     def why_not(self) -> str | None:
         if self.a.bits != self.b.bits or (self.a.bits == 16 and self.a.element != self.b.element):
@@ -155,12 +153,6 @@ class PlainBody:
             return self.sum(buffers, item, accumulators, state, group, skew)
         return self.sum_promoted(buffers, item, accumulators, state, group, skew)
 
-    def part(self, sums, p: int):
-        """The sums of part p of the columns."""
-        columns = self.tile.columns // self.column_parts
-        layout = self.fragment(columns).layout
-        return cute.make_tensor(sums.iterator + p * (columns // 2), layout)
-
     def first_block(self, group: Int32) -> Int32:
         """The first row block of a consumer warpgroup."""
         return group % self.tile.sharers * self.tile.m_blocks
@@ -170,8 +162,7 @@ class PlainBody:
         """Everything is summed by the tensor core."""
         ring, first_block = buffers.ring, self.first_block(group)
         count = self.k_tiles(item.k_count)
-        parts = cutlass.const_expr(self.column_parts)
-        op, rows, columns = self.operands(buffers, self.tile.columns // parts)
+        op, rows, columns = self.operands(buffers, self.tile.columns)
         release = state.clone()
         for i in cutlass.range(count, unroll=1):
             ring.wait_full(state)
@@ -180,15 +171,13 @@ class PlainBody:
                 # The first product overwrites what an earlier tile has left.
                 atom = wgmma.atom(op, accumulate=(i > 0) | Boolean(k > 0))
                 for m in cutlass.range_constexpr(self.tile.m_blocks):
-                    for p in cutlass.range_constexpr(parts):
-                        sums = self.part(accumulators[m], p)
-                        cute.gemm(
-                            atom,
-                            sums,
-                            rows[None, (None, first_block + m), k, state.index],
-                            columns[None, (None, p), k, state.index],
-                            sums,
-                        )
+                    cute.gemm(
+                        atom,
+                        accumulators[m],
+                        rows[None, (None, first_block + m), k, state.index],
+                        columns[None, (None, 0), k, state.index],
+                        accumulators[m],
+                    )
             warpgroup.commit_group()
             warpgroup.wait_group(1)
             if i > 0:

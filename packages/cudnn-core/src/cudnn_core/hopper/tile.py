@@ -23,8 +23,7 @@ class TileConfig:
     cluster: thread blocks along M and along N that work side by side and share what they load.
     stages: ring depth of operands that the tensor core reads. raw_stages: of those that are decoded.
     raw_pieces: pieces of 64 bytes of each row in a raw stage. units: of 64 K elements in a stage that
-    the tensor core reads beside decoded operands. synchronous: products are single warps'.
-    converters: warpgroups (0 or 2) that decode for the consumers.
+    the tensor core reads beside decoded operands.
     promote_k: None, or how many K elements the tensor core sums before its FP32 result is added
     to a second FP32 accumulator; the tensor core truncates each addition, so long sums drift.
     skew: how many stages the second of two warpgroups that share tiles runs behind the first; so much
@@ -42,8 +41,6 @@ class TileConfig:
     raw_stages: int = 4
     raw_pieces: int = 1
     units: int = 1
-    converters: int = 0
-    synchronous: bool = False
     promote_k: int | None = None
     skew: int = 0
     raster: int = 8
@@ -75,14 +72,12 @@ class TileConfig:
 
     @property
     def threads(self) -> int:
-        """All warpgroups of a thread block, in threads."""
-        return 128 * (self.warpgroups + self.converters + 1)
+        """Consumer and producer warpgroups of a thread block, in threads."""
+        return 128 * (self.warpgroups + 1)
 
     @property
-    def registers(self) -> tuple[int, ...]:
-        """Registers per thread of (consumer, producer[, converter]) warpgroups; 0: as launched."""
-        if self.converters:
-            return 232, 24, 120
+    def registers(self) -> tuple[int, int]:
+        """Registers per thread of (consumer, producer) warpgroups; 0: as launched."""
         # 256 threads have all the registers that a thread can address from the start.
         return {1: (0, 0), 2: (240, 24), 3: (160, 24), 4: (112, 24)}[self.warpgroups]
 

@@ -36,12 +36,6 @@ def mul_bf16(a, b):
         return round_bf16(bf16_value(a) * bf16_value(b))
 
 
-def fma_bf16(a, b, c):
-    """a * b + c of BF16 numbers given as bits, rounded once, as float64, which is exact for those here."""
-    with np.errstate(all="ignore"):
-        return round_bf16(bf16_value(a) * bf16_value(b) + bf16_value(c))
-
-
 def bf16_bits(value):
     """The bits of BF16 values given as float64."""
     with np.errstate(all="ignore"):
@@ -75,58 +69,38 @@ ELEMENTS = {
     "float8_e5m2": Element(8, 112, 0x0FE0, 3, 0x0F80),
     "float4_e2m1fn": Element(4),
 }
-TABLES = (0x4C484440, 0x70605850, 0x34383C40, 0x10202830, 0x41, 1)
-TWO, MINUS_24, MINUS_12 = 0x4000, 0xC1C0, 0xC140
-E4M3_DOUBLED, E4M3_MINUS_24 = 0x7C00, 0xFDC0
-FIRST_UNUSUAL = {"float8_e8m0fnu": 251, "float8_e4m3fn": 127}
+CODE_SIGNS, CODE_FIELDS = (1 << 12) + (1 << 24), (1 << 6) + (1 << 18)
+FIELDS, RAISE = 0x01C001C0, 0x7E80
+LACKING = {"float8_e8m0fnu": 0, "float8_e4m3fn": 8}
+USUAL = {"float8_e8m0fnu": (0, 129), "float8_e4m3fn": (8, 127)}
+FACTORS = {"float8_e8m0fnu": (7, 126 << 7), "float8_e4m3fn": (4, 238 << 7)}
 
 
-def permute(a, b, selector):
-    """The device's byte permutation; a digit of 8 and more takes eight times the sign of the byte."""
-    source = [(x >> U32(8 * i)) & U32(0xFF) for x in (U32(a), U32(b)) for i in range(4)]
-    shape = np.broadcast(*source, selector).shape
-    stacked = np.stack([np.broadcast_to(x, shape) for x in source])
-    result = np.zeros(shape, U32)
-    for i in range(4):
-        digit = (np.broadcast_to(selector, shape).astype(U32) >> U32(4 * i)) & U32(15)
-        picked = np.take_along_axis(stacked, (digit & 7)[None].astype(np.int64), 0)[0]
-        picked = np.where(digit < 8, picked, (picked >> U32(7)) * U32(0xFF))
-        result |= picked << U32(8 * i)
-    return result
+def low_e2m1(byte):
+    """(low half, high half): the two FP4 codes of a byte, times 2^-126."""
+    fields = (byte * U32(CODE_FIELDS)) & U32(FIELDS)
+    return halves(((byte * U32(CODE_SIGNS)) & U32(0x80008000)) | fields)
 
 
-def raised_e2m1(codes):
-    """The four BF16 halves, 12 + v/2, of the four FP4 codes in the lower half of a word."""
-    positive = permute(TABLES[0], TABLES[1], codes)
-    negative = permute(TABLES[2], TABLES[3], codes ^ U32(0x8888))
-    low = positive * U32(TABLES[5]) + negative
-    return [
-        half
-        for selector in (0x4140, 0x4342)
-        for half in halves(permute(low, np.full_like(low, TABLES[4]), selector))
-    ]
-
-
-def lowered(raised):
-    """v of 12 + v/2, as float64."""
-    return fma_bf16(raised, U32(TWO), U32(MINUS_24))
+def raised(low, lacking=0):
+    """Times 2^126, or `lacking` powers of two less, as float64."""
+    return mul_bf16(low, U32(RAISE - (lacking << 7)))
 
 
 def unusual(codes, scale):
     """Whether the device takes two steps because of a byte of a word of scale codes."""
-    first = FIRST_UNUSUAL[scale]
-    above = (codes & U32(0x7F7F7F7F)) + U32((-first % 128) * 0x01010101)
-    found = above & codes if first >= 128 else above | codes
+    first, end = USUAL[scale]
+    above = (codes & U32(0x7F7F7F7F)) + U32((-end % 128) * 0x01010101)
+    found = above & codes if end > 128 else above | codes
+    if first:
+        found = found | ~((codes | U32(0x80808080)) - U32(first * 0x01010101))
     return (found & U32(0x80808080)) != 0
 
 
-def fp4_factors(codes, scale):
-    """BF16 bits of F and -12 F of scale codes, as halves."""
-    if scale == "float8_e4m3fn":
-        bits = codes * U32(16)
-        return tuple(bf16_bits(mul_bf16(bits, U32(x))) for x in (E4M3_DOUBLED, E4M3_MINUS_24))
-    factor = (codes * U32(128) + U32(128)) & U32(0xFFFF)
-    return factor, bf16_bits(mul_bf16(factor, U32(MINUS_12)))
+def fp4_factor(codes, scale):
+    """BF16 bits of F of usual scale codes."""
+    shift, base = FACTORS[scale]
+    return (codes << U32(shift)) + U32(base)
 
 
 def shifted(word, count):

@@ -85,49 +85,48 @@ def test_fp8_exact_path(name):
     )
 
 
-def raised_codes():
-    """The device's first step of every FP4 code, each found in every place of a word and beside others."""
-    codes = np.arange(16, dtype=np.uint32)
-    values = np.zeros(16, np.uint32)
-    for i in range(4):
-        # Codes i, i+1, ... in turn; what the upper half of the word holds does not matter.
-        word = np.full(16, 0xA5F30000, np.uint32)
-        for j in range(4):
-            word |= ((codes + (j - i) % 16 * 5) % 16) << np.uint32(4 * j)
-        half = model.raised_e2m1(word)[i]
-        if i:
-            np.testing.assert_array_equal(values, half)
-        values = half
+def low_codes():
+    """The device's first step of every FP4 code, in either place of a byte and beside any other."""
+    byte = np.arange(256, dtype=np.uint32)
+    low, high = model.low_e2m1(byte)
+    values = low[:16]
+    np.testing.assert_array_equal(low, values[byte & 15])
+    np.testing.assert_array_equal(high, values[byte >> 4])
     return values
 
 
 @pytest.mark.parametrize("scale", ["float8_e8m0fnu", "float8_e4m3fn"])
 def test_fp4(scale):
     """One step for usual scales, two for any."""
-    raised, codes = raised_codes(), np.arange(256, dtype=np.uint32)
+    low, codes = low_codes(), np.arange(256, dtype=np.uint32)
     want = expected("float4_e2m1fn", scale)
-    factor, less = model.fp4_factors(codes, scale)
-    got = model.fma_bf16(raised[:, None], factor[None, :], less[None, :])
-    usual = ~model.unusual(codes, scale)
-    np.testing.assert_array_equal(got[:, usual], want[:, usual])
+    usual = ~model.unusual(codes * np.uint32(0x01010101), scale)
+    factor = model.fp4_factor(codes[usual], scale)
+    assert (factor < 0x7F80).all()
+    made = model.mul_bf16(low[:, None], factor[None, :])
+    back = 2.0 ** model.LACKING[scale]
+    np.testing.assert_array_equal(made * back, want[:, usual])
     if scale == "float8_e8m0fnu":
         exact = model.exact_factor(codes)
     else:
         # The conversion through FP16 and FP32 is exact: e4m3 fits BF16.
         exact = scale_values(scale).astype(np.float32).view(np.uint32) >> np.uint32(16)
-    values = model.bf16_bits(model.lowered(raised))
-    np.testing.assert_array_equal(model.mul_bf16(values[:, None], exact[None, :]), want)
+    for lacking in (0, model.LACKING[scale]):
+        values = model.bf16_bits(model.raised(low, lacking))
+        made = model.mul_bf16(values[:, None], exact[None, :])
+        np.testing.assert_array_equal(made * 2.0**lacking, want)
 
 
 @pytest.mark.parametrize("scale", ["float8_e8m0fnu", "float8_e4m3fn"])
 def test_scale_codes_that_are_unusual(scale):
     """Every code in every byte of a word, beside others."""
-    codes, first = np.arange(256, dtype=np.uint32), model.FIRST_UNUSUAL[scale]
-    for neighbours in (0x00, first // 2, first - 1):
+    codes = np.arange(256, dtype=np.uint32)
+    first, end = model.USUAL[scale]
+    for neighbours in (first, (first + end) // 2, end - 1):
         for byte in range(4):
             rest = np.uint32(neighbours * 0x01010101 & ~(0xFF << 8 * byte) & 0xFFFFFFFF)
             found = model.unusual((codes << np.uint32(8 * byte)) | rest, scale)
-            np.testing.assert_array_equal(found, codes >= first)
+            np.testing.assert_array_equal(found, (codes < first) | (codes >= end))
 
 
 def test_e2m1_rounding():
@@ -152,10 +151,9 @@ def test_the_model_has_the_device_constants():
 
     for name, element in decode.ELEMENTS.items():
         assert vars(element) == vars(model.ELEMENTS[name])
-    assert decode.TABLES == model.TABLES
-    for name in ("TWO", "MINUS_24", "MINUS_12", "E4M3_DOUBLED", "E4M3_MINUS_24"):
-        assert getattr(decode, name) == getattr(model, name) * 0x10001
-    assert decode.FIRST_UNUSUAL == model.FIRST_UNUSUAL
+    for name in ("CODE_SIGNS", "CODE_FIELDS", "FIELDS", "LACKING", "USUAL", "FACTORS"):
+        assert getattr(decode, name) == getattr(model, name)
+    assert decode.RAISE == model.RAISE * 0x10001
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ Every path rounds element * scale once, to the nearest even BF16.
             some element is NaN or Inf or some scale too large; then `pair_exactly` goes through the
             hardware's FP8 to FP16 conversion and an FP32 product, which serve every code.
     FP4     The same, but two codes of a byte come as one product of it: shifted copies that do not
-            overlap. With the scale of F = 2^126 * scale, one product is left. Scales that make no
-            such F (`unusual`) take two steps, of 2^126 and of the scale.
+            overlap. One product with F = 2^126 * scale is left, or a power of two less (`lacking`).
+            Scales that make no such F (`unusual`) take two steps, of 2^126 and of the scale.
 
 Decoding takes issue slots from the warps that feed the tensor core, so instructions count; logic,
 at half rate, counts twice, and byte permutations, it seems, more than that.
@@ -40,10 +40,12 @@ BYTE_SIGNS = 0x80808080
 # What brings the signs, and the fields, of the two FP4 codes of a byte to BF16 positions; those fields; 2^126.
 CODE_SIGNS, CODE_FIELDS = (1 << 12) + (1 << 24), (1 << 6) + (1 << 18)
 FIELDS, RAISE = 0x01C001C0, 0x7E807E80
-# Usual scale codes: from the first number up to below the second. F is finite, and e4m3 is not subnormal.
-USUAL = {"float8_e8m0fnu": (0, 129), "float8_e4m3fn": (8, 72)}
+# How many powers of two the main loop's FP4 values lack; sums get them back. For larger e4m3 scales F would overflow.
+LACKING = {"float8_e8m0fnu": 0, "float8_e4m3fn": 8}
+# Usual scale codes: from the first number up to below the second. F is finite, and e4m3 positive and not subnormal.
+USUAL = {"float8_e8m0fnu": (0, 129), "float8_e4m3fn": (8, 127)}
 # F of code c is c * 2^shift plus so much, in BF16 bits.
-FACTORS = {"float8_e8m0fnu": (7, 126 << 7), "float8_e4m3fn": (4, 246 << 7)}
+FACTORS = {"float8_e8m0fnu": (7, 126 << 7), "float8_e4m3fn": (4, 238 << 7)}
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,9 @@ def e2m1_to_bf16(word: Int32) -> list[Int32]:
     return [raised(low_e2m1(shift_left(word, -8 * i) & 0xFF)) for i in range(4)]
 
 
-def raised(pair: Int32) -> Int32:
-    """Times 2^126, exactly."""
-    return mul_bf16x2(pair, Int32(RAISE))
+def raised(pair: Int32, lacking: int = 0) -> Int32:
+    """Times 2^126, or `lacking` powers of two less, exactly."""
+    return mul_bf16x2(pair, Int32(RAISE - lacking * (0x10001 << 7)))
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,11 @@ class Decoder:
         first = 64 * half + 32 * pair
         return first // self.sf_vec, (first + 16) // self.sf_vec
 
+    @property
+    def lacking(self) -> int:
+        """Sums of decoded elements are to be multiplied by 2 to the power of this."""
+        return LACKING[self.scale] if self.bits == 4 else 0
+
     def unusual(self, codes: list) -> Boolean:
         """FP4: whether a byte of some word is no usual scale code."""
         first, end = USUAL[self.scale]
@@ -214,7 +221,8 @@ class Decoder:
                 factor = e4m3_pair_to_bf16x2(codes[block // 4], block % 4 // 2)[block % 2]
             else:
                 factor = bf16_pair(self.exact_scale(codes, block))
-            made += [mul_bf16x2(raised(low_e2m1(x)), factor) for x in words[first : first + 2]]
+            pairs = [raised(low_e2m1(x), self.lacking) for x in words[first : first + 2]]
+            made += [mul_bf16x2(pair, factor) for pair in pairs]
         return made
 
     def exact_scale(self, codes: list, block: int) -> Int32:

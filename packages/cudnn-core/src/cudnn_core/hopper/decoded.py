@@ -164,12 +164,24 @@ class DecodedBody(Loads):
         count = self.k_tiles(item.k_count)
         args = (buffers, weights, place, registers)
         if cutlass.const_expr(tile.promote_k is None):
-            return self.sum(args, accumulators, states, first, count)
+            states = self.sum(args, accumulators, states, first, count)
+        else:
+            states = self.sum_promoted(args, accumulators, states, first, count)
+        lacking = cutlass.const_expr(self.weights.decoder.lacking)
+        if cutlass.const_expr(lacking):
+            for m in cutlass.range_constexpr(tile.m_blocks):
+                accumulators[m].store(accumulators[m].load() * Float32(2.0**lacking))
+        return states
+
+    @cute.jit
+    def sum_promoted(self, args: cutlass.Constexpr, accumulators, states, first, count):
+        """As `sum`; what the tensor core sums is added up in FP32 every promote_k elements."""
+        tile = self.tile
         # The inner loop knows nothing of it: ptxas serializes products whose sums are touched.
         whole = cutlass.const_expr(tile.promote_k // self.stage_k)
         promoted = self.accumulators()
-        for sums in promoted:
-            sums.fill(0.0)
+        for m in cutlass.range_constexpr(tile.m_blocks):
+            promoted[m].fill(0.0)
         for i in cutlass.range((count + whole - 1) // whole, unroll=1):
             part = at_most(count - i * whole, Int32(whole))
             start = first + i * (whole * tile.raw_pieces)

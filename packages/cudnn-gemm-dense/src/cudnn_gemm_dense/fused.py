@@ -36,7 +36,6 @@ FUNCTIONS = {
 RESULT = {"swiglu": "c", "srelu": "d", "dsrelu": "d"}
 # Staging that an epilogue may have, from the best: (widest subtile, buffers of a warpgroup).
 STAGINGS = ((64, 2), (32, 2), (64, 1), (32, 1), (16, 1))
-FEWEST_STAGES = 2
 
 
 def epilogue_of(config: FusedConfig, width: int = 64, depth: int = 2) -> Epilogue:
@@ -82,10 +81,9 @@ def fitted(config: FusedConfig) -> tuple[FusedConfig, Epilogue] | str:
 
     The main loop has better use for shared memory: stages are given up last.
     """
-    product_, first = config.product, None
-    for stages in range(product_.tile.stages, FEWEST_STAGES - 1, -1):
-        tile = replace(product_.tile, stages=stages)
-        tried = replace(config, product=replace(product_, tile=tile))
+    first = None
+    for made in product.shorter(config.product):
+        tried = replace(config, product=made)
         for width, depth in STAGINGS:
             epilogue = epilogue_of(tried, width, depth)
             reason = product.why_not(tried.product, epilogue)

@@ -3,6 +3,7 @@
 May import the CuTe DSL and cudnn_core.hopper; loaded only to compile.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from .config import Product, Side, scratch
 
 # Shared memory for barriers and alignment.
 MARGIN = 2048
+FEWEST_STAGES = 2
 
 
 def block_scaled(side: Side, batch: str) -> BlockScaledOperand:
@@ -79,6 +81,17 @@ def why_not(product: Product, epilogue: Any) -> str | None:
     return None
 
 
+def shorter(product: Product) -> Iterator[Product]:
+    """The product with its rings as deep as asked for, then ever shorter ones."""
+    tile = product.tile
+    deepest = max(tile.stages, tile.raw_stages if product.decodes else 0)
+    for less in range(deepest - FEWEST_STAGES + 1):
+        made = replace(tile, stages=max(FEWEST_STAGES, tile.stages - less))
+        if product.decodes:
+            made = replace(made, raw_stages=max(FEWEST_STAGES, tile.raw_stages - less))
+        yield replace(product, tile=made)
+
+
 @dataclass(frozen=True)
 class Operands:
     """Run-time values of a product: what the kernel takes for its two sides, and the extents."""
@@ -101,7 +114,8 @@ class Multiply:
         schedule = DenseSchedule(product.tile)
         if product.split is not None:
             unit = max(UNIT, self.body.stage_k) if product.decodes else UNIT
-            schedule = StreamSchedule(product.tile, unit, product.split)
+            least = max(1, product.split * UNIT // unit)
+            schedule = StreamSchedule(product.tile, unit, least)
         follows = product.decodes and any(product.treatments)
         self.gemm = HopperGemm(product.tile, self.body, schedule, epilogue, follows)
         scaled = ("sfa" if product.a.scale else None, "sfb" if product.b.scale else None)

@@ -81,8 +81,8 @@ class DecodedBody(Loads):
             return f"decoded weights meet bfloat16, not {self.activations.element}"
         if tile.cluster[0] != 1 or self.activations.sharers != tile.cluster[1]:
             return "the blocks of a cluster share activations: cluster must be (1, 1) or (1, 2)"
-        if self.stage_units % tile.units:
-            return f"stages of {tile.units} units do not divide raw stages of {self.stage_units}"
+        if self.stage_units % self.units:
+            return f"stages of {self.units} units do not divide raw stages of {self.stage_units}"
         if tile.raw_pieces % self.weights.decoder.scale_pieces and tile.raw_pieces > 1:
             return f"{tile.raw_pieces} pieces of rows do not fill scale atoms"
         if tile.promote_k is not None and (tile.m_blocks > 1 or tile.columns > 128):
@@ -93,12 +93,12 @@ class DecodedBody(Loads):
     def groups(self) -> int:
         """Groups of a unit."""
         sums = self.tile.columns // 2 * (1 if self.tile.promote_k is None else 2)
-        whole = self.tile.m_blocks == 1 and self.tile.units > 1 and sums <= 32
+        whole = self.tile.m_blocks == 1 and self.units > 1 and sums <= 32
         return 1 if whole else 2
 
     def smem_bytes(self) -> int:
         tile = self.tile
-        dense = self.activations.stage_bytes(tile.columns) * tile.units * tile.stages
+        dense = self.activations.stage_bytes(tile.columns) * self.units * tile.stages
         return dense + self.weights.stage_bytes(tile.rows, tile.raw_pieces) * tile.raw_stages
 
     def allocate(self, smem) -> DecodedBuffers:
@@ -106,7 +106,7 @@ class DecodedBody(Loads):
         consumers = 4 * tile.sharers
         return DecodedBuffers(
             weights=self.weights.allocate(smem, tile.rows, tile.raw_stages, tile.raw_pieces),
-            activations=self.activations.allocate(smem, tile.columns, tile.stages * tile.units),
+            activations=self.activations.allocate(smem, tile.columns, tile.stages * self.units),
             raw=Ring.allocate(smem, tile.raw_stages, 1, consumers),
             ring=Ring.allocate(smem, tile.stages, 1, consumers, tile.blocks),
         )
@@ -123,7 +123,7 @@ class DecodedBody(Loads):
         """The states after stages that are another warpgroup's."""
         raw, ring = (state.clone() for state in states)
         raw.advance(k_tiles)
-        ring.advance(k_tiles * (self.stage_units // self.tile.units))
+        ring.advance(k_tiles * (self.stage_units // self.units))
         return raw, ring
 
     def accumulators(self) -> list:
@@ -164,14 +164,8 @@ class DecodedBody(Loads):
         count = self.k_tiles(item.k_count)
         args = (buffers, weights, place, registers)
         if cutlass.const_expr(tile.promote_k is None):
-            states = self.sum(args, accumulators, states, first, count)
-        else:
-            states = self.sum_promoted(args, accumulators, states, first, count)
-        lacking = cutlass.const_expr(self.weights.decoder.lacking)
-        if cutlass.const_expr(lacking):
-            for m in cutlass.range_constexpr(tile.m_blocks):
-                accumulators[m].store(accumulators[m].load() * Float32(2.0**lacking))
-        return states
+            return self.sum(args, accumulators, states, first, count)
+        return self.sum_promoted(args, accumulators, states, first, count)
 
     @cute.jit
     def sum_promoted(self, args: cutlass.Constexpr, accumulators, states, first, count):
@@ -221,7 +215,7 @@ class DecodedBody(Loads):
         """Add the products of `count` raw stages, from piece `first` of K on, and wait for them."""
         buffers, weights, place, (words, codes, fragments) = args
         raw, ring = states
-        decoder, pieces, units = self.weights.decoder, self.tile.raw_pieces, self.tile.units
+        decoder, pieces, units = self.weights.decoder, self.tile.raw_pieces, self.units
         tiled_mma = cute.make_tiled_mma(self.mma_op())
         columns = tiled_mma.make_fragment_B(tiled_mma.get_slice(0).partition_B(buffers.activations))
         release = ring.clone()
@@ -247,19 +241,24 @@ class DecodedBody(Loads):
                             release.advance()
                     fragment = fragments[number % 2]
                     self.decode(words, codes, half, group, fragment, known)
-                    if cutlass.const_expr(number == self.stage_units * self.groups - 1):
-                        buffers.raw.release(raw)
-                        raw.advance()
                     if cutlass.const_expr(number % (units * self.groups) == 0):
                         buffers.ring.wait_full(ring)
                     at = ring.index * units + unit % units
                     self.multiply(group, fragment, columns, at, accumulators)
+                    if cutlass.const_expr(number == self.stage_units * self.groups - 1):
+                        buffers.raw.release(raw)
+                        raw.advance()
                 if cutlass.const_expr(unit % units == units - 1):
                     ring.advance()
         warpgroup.wait_group(0)
         if count > 0:
             buffers.ring.release(release)
         return raw, ring
+
+    @property
+    def gain(self) -> float:
+        """What sums are to be multiplied by."""
+        return 2.0**self.weights.decoder.lacking
 
     def drain(self, buffers, item, accumulators, states):
         """Nothing is left of `consume`."""

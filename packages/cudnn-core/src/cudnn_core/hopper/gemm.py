@@ -52,6 +52,8 @@ class HopperGemm:
         self.epilogue = epilogue
         self.follows = follows
         self.producers = getattr(body, "producers", 1)
+        # What the body's sums are to be multiplied by.
+        self.gain = getattr(body, "gain", 1.0)
         # Whether the body's first product of an item ignores what the accumulators hold.
         self.overwrites = getattr(body, "overwrites", False)
 
@@ -164,7 +166,7 @@ class HopperGemm:
             if cutlass.const_expr(self.schedule.splits):
                 self.schedule.join(schedule, item, accumulators, thread)
             if has_tile:
-                self.epilogue.run(lives, item, accumulators, thread)
+                self.epilogue.run(lives, item, accumulators, thread, self.gain)
         self.epilogue.finish(lives, thread)
 
     def clear(self, accumulators) -> None:

@@ -35,6 +35,11 @@ class Loads:
         """Units of a raw stage."""
         return self.stage_k // UNIT_K
 
+    @property
+    def units(self) -> int:
+        """Units of a stage of activations."""
+        return self.tile.units or self.stage_units
+
     def raw_tiles(self, k_count: Int32) -> Int32:
         """Raw stages of an item."""
         return (k_count + self.stage_k - 1) // self.stage_k
@@ -112,7 +117,7 @@ class Loads:
         shared, source = self.activations.partition(
             activations, buffers.activations, columns, item.m0, item.k0, item.batch
         )
-        units = cutlass.const_expr(self.tile.units)
+        units = cutlass.const_expr(self.units)
         stages = self.raw_tiles(item.k_count) * (self.stage_units // units)
         for i in cutlass.range(stages, unroll=1):
             ring.wait_empty(state)

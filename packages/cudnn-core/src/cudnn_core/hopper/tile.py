@@ -23,7 +23,7 @@ class TileConfig:
     cluster: thread blocks along M and along N that work side by side and share what they load.
     stages: ring depth of operands that the tensor core reads. raw_stages: of those that are decoded.
     raw_pieces: pieces of 64 bytes of each row in a raw stage. units: of 64 K elements in a stage that
-    the tensor core reads beside decoded operands.
+    the tensor core reads beside decoded operands; 0: as many as in a raw stage.
     promote_k: None, or how many K elements the tensor core sums before its FP32 result is added
     to a second FP32 accumulator; the tensor core truncates each addition, so long sums drift.
     skew: how many stages the second of two warpgroups that share tiles runs behind the first; so much

@@ -62,14 +62,23 @@ class Epilogue:
             r.start_tile(live, item, thread)
 
     @cute.jit
-    def run(self, lives: cutlass.Constexpr, item: cutlass.Constexpr, accumulators, thread):
-        """One tile, by the consumer threads, when its sums are complete."""
+    def run(
+        self,
+        lives: cutlass.Constexpr,
+        item: cutlass.Constexpr,
+        accumulators,
+        thread,
+        gain: cutlass.Constexpr = 1.0,
+    ):
+        """One tile, by the consumer threads, when its sums, times `gain`, are complete."""
         count = cutlass.const_expr(self.fragments.width // 2)
         warp = cute.arch.make_warp_uniform(thread // 32)
         self.clear(item, accumulators, warp, thread)
         for index in cutlass.range_constexpr(self.fragments.count):
             block, part = divmod(index, self.fragments.per_block)
             values = [accumulators[block][part * count + i] for i in range(count)]
+            if cutlass.const_expr(gain != 1.0):
+                values = [Float32(gain) * value for value in values]
             self.subtile(lives, self.fragments.frame(item, warp, thread, index), values)
         for i in cutlass.range_constexpr(len(self.resources)):
             self.resources[i][1].end_tile(lives[i], item, thread)

@@ -22,7 +22,10 @@ TILES = {
     "128x128": (swapped(128, 128, 5, 5), None),
     "128x128 promoted": (swapped(128, 128, 5, 5, promote_k=128), None),
     "64x128": (swapped(64, 128, 8, 8), None),
-    **{f"{few.bm} rows in streams": (few, 1) for few, _ in FEW_ROWS},
+    **{
+        f"{few.bm} rows in streams{', promoted' if few.promote_k else ''}": (few, 1)
+        for few, _ in FEW_ROWS
+    },
     "64x256": (swapped(64, 256, 6, 5), None),
     "64x64": (swapped(64, 64, 8, 8, warpgroups=1), None),
     "a cluster of 256x128": (swapped(256, 128, 4, 4, cluster=(1, 2)), None),

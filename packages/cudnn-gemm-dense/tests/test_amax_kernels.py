@@ -150,7 +150,7 @@ def test_machine_code_of_all(plan, code):
 
 
 def test_the_cover_is_small_and_fixed():
-    assert len(COVER) == len(set(COVER)) <= 56
+    assert len(COVER) == len(set(COVER)) <= 60
     assert COVER == [
         Plan("dense/amax", "hopper", "sm_90a", config(m)) for m in pairwise(FACTORS, legal)
     ]
@@ -177,11 +177,16 @@ def test_sizes_do_not_select_a_kernel():
     assert len({plan(replace(many, m=m)) for m in range(1000, 1200)}) == 1
     extents = (16, 32, 64, 272, 1008, 8192)
     some = [
-        replace(BASE, m=m, n=n, k=k) for m in extents for n in extents for k in (32, 608, 16384)
+        replace(BASE, m=m, n=n, k=k)
+        for m in extents
+        for n in (*extents, 32768)
+        for k in (32, 608, 16384)
     ]
     tiles = {plan(case).config.product.tile for case in some}
     assert tiles == {tile for tile, _ in (*DECODED, *EXPANDED)}
-    assert len({plan(case) for case in some}) == len(tiles)
+    # Without stream-K where all of K is one stretch.
+    short = {plan(case).config.product.tile for case in some if case.k == 32}
+    assert len({plan(case) for case in some}) <= len(tiles) + len(short)
 
 
 def test_strides_of_unit_extents_do_not_select_a_kernel():

@@ -66,7 +66,7 @@ def test_a_formats_tables_share_six_tiles():
 
 def test_long_sums_of_decoded_weights_need_promotion():
     made = TUNINGS["bf16xmxfp8"]
-    large = next(rule for rule in made.rules if rule.tile.promote_k is None)
+    large = next(rule for rule in made.rules if rule.tile.promote_k is rule.split is None)
     assert made.allows(large, (4096, 4096, 8192)) and not made.allows(large, (4096, 4096, 8224))
     few = made.rules[0]
     assert made.allows(few, (few.most_rows, 64, 9000))

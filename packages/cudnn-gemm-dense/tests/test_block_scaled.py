@@ -31,7 +31,7 @@ CONFIGS = {
     ),
     "mxfp8 promoted": gemm(MXFP8, MXFP8, swapped(128, 128, 5, 5, promote_k=4096)),
     "nvfp4, direct fp4 C in bytes": gemm(
-        NVFP4, NVFP4, DECODED[3][0], F4, c_container="uint8", c_store="direct", split=4
+        NVFP4, NVFP4, DECODED[4][0], F4, c_container="uint8", c_store="direct", split=4
     ),
     "mxfp4, batch outermost, amax per batch": gemm(
         BYTES, BYTES, c_dtype="bfloat16", batched=True, batch="outer", amax="per_batch"
@@ -46,14 +46,18 @@ CONFIGS = {
 
 
 for few, split in DECODED[:-1]:
-    CONFIGS |= {f"{few.bm} rows of mxfp4": gemm(BF16, MXFP4, few, "bfloat16", split=split)}
+    name = f"{few.bm} rows" + (", promoted" if few.promote_k else "")
+    CONFIGS |= {
+        f"{name}, of mxfp4": gemm(BF16, MXFP4, few, "bfloat16", split=split),
+        f"{name}, of mxfp8": gemm(BF16, MXFP8, few, split=split),
+    }
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("name", CONFIGS)
 def test_machine_code(name):
     from cudnn_core.testing import machine_code
-    from cudnn_gemm_dense import block_scaled
+    from cudnn_gemm_dense import block_scaled, product
 
     if machine_code.find_disassembler() is None:
         pytest.skip("nvdisasm is not installed (it comes with CUDA and with triton)")
@@ -68,8 +72,8 @@ def test_machine_code(name):
         assert counts[opcode], opcode
     assert machine_code.spills(sass) == 0
     # One fence for each batch of WGMMAs: more would mean that the compiler serialized them.
-    batches = 2 * (2 if config.product.b.dtype == F4 else 1)
-    assert sass.count("WARPGROUP.ARRIVE") <= batches
+    body = product.body_of(config.product)
+    assert sass.count("WARPGROUP.ARRIVE") <= body.groups * body.stage_units
 
 
 @pytest.mark.compile
@@ -81,7 +85,7 @@ def test_machine_code(name):
         (gemm(MXFP8, Side(F4)), "scales"),
         (gemm(MXFP4, MXFP4, c_dtype=F4, c_major="m"), "N-major"),
         (gemm(MXFP8, MXFP8, TileConfig()), "swapped"),
-        (gemm(MXFP8, MXFP8, swapped(256, 128, 9, 4)), "shared memory"),
+        (gemm(MXFP8, MXFP8, swapped(256, 512, 9, 4, warpgroups=4)), "registers"),
         (gemm(MXFP8, MXFP8, swapped(256, 128, 4, 4, cluster=(2, 1))), "cluster"),
         (gemm(MXFP8, MXFP8, swapped(64, 256, 4, 4, promote_k=4096)), "promoted"),
     ],

@@ -36,6 +36,12 @@ def mul_bf16(a, b):
         return round_bf16(bf16_value(a) * bf16_value(b))
 
 
+def bf16_bits(value):
+    """The bits of BF16 values given as float64."""
+    with np.errstate(all="ignore"):
+        return np.asarray(value).astype(np.float32).view(U32) >> U32(16)
+
+
 @dataclass(frozen=True)
 class Element:
     """As the device's class of this name."""
@@ -63,42 +69,38 @@ ELEMENTS = {
     "float8_e5m2": Element(8, 112, 0x0FE0, 3, 0x0F80),
     "float4_e2m1fn": Element(4),
 }
-TABLES = (0xC0800000, 0xC0804000, 0x3F3F3F00, 0x40404040)
+CODE_SIGNS, CODE_FIELDS = (1 << 12) + (1 << 24), (1 << 6) + (1 << 18)
+FIELDS, RAISE = 0x01C001C0, 0x7E80
+LACKING = {"float8_e8m0fnu": 0, "float8_e4m3fn": 8}
+USUAL = {"float8_e8m0fnu": (0, 129), "float8_e4m3fn": (8, 127)}
+FACTORS = {"float8_e8m0fnu": (7, 126 << 7), "float8_e4m3fn": (4, 238 << 7)}
 
 
-def permute(a, b, selector):
-    """The device's byte permutation; selectors are arrays or numbers without sign bits."""
-    source = [(x >> U32(8 * i)) & U32(0xFF) for x in (U32(a), U32(b)) for i in range(4)]
-    shape = np.broadcast(*source, selector).shape
-    stacked = np.stack([np.broadcast_to(x, shape) for x in source])
-    result = np.zeros(shape, U32)
-    for i in range(4):
-        digit = (np.broadcast_to(selector, shape).astype(U32) >> U32(4 * i)) & U32(15)
-        assert (digit < 8).all()
-        picked = np.take_along_axis(stacked, digit[None].astype(np.int64), 0)[0]
-        result |= picked << U32(8 * i)
-    return result
+def low_e2m1(byte):
+    """(low half, high half): the two FP4 codes of a byte, times 2^-126."""
+    fields = (byte * U32(CODE_FIELDS)) & U32(FIELDS)
+    return halves(((byte * U32(CODE_SIGNS)) & U32(0x80008000)) | fields)
 
 
-def e2m1_to_bf16(word):
-    """The eight BF16 halves of a word of FP4 codes, the first in the lowest bits."""
-    codes, above = word & U32(0x77777777), word << U32(4)
-    made = []
-    for half in range(2):
-        index = (codes >> U32(16 * half)) & U32(0xFFFF)
-        low = permute(TABLES[0], TABLES[1], index)
-        high = permute(TABLES[2], TABLES[3], index)
-        signs = permute(above, word, 0x5140 if half == 0 else 0x7362)
-        high = (signs & U32(0x80808080)) | high
-        for selector in (0x5140, 0x7362):
-            made += halves(permute(low, high, selector))
-    return made
+def raised(low, lacking=0):
+    """Times 2^126, or `lacking` powers of two less, as float64."""
+    return mul_bf16(low, U32(RAISE - (lacking << 7)))
 
 
-def marks(codes):
-    """0x40 in each byte whose E8M0 code is 0 or 255."""
-    equal_bits = (codes ^ (codes >> U32(1))) & U32(0x7F7F7F7F)
-    return (~(equal_bits + U32(0x7F7F7F7F)) & U32(0x80808080)) >> U32(1)
+def unusual(codes, scale):
+    """Whether the device takes two steps because of a byte of a word of scale codes."""
+    first, end = USUAL[scale]
+    above = (codes & U32(0x7F7F7F7F)) + U32((-end % 128) * 0x01010101)
+    found = above & codes if end > 128 else above | codes
+    if first:
+        found = found | ~((codes | U32(0x80808080)) - U32(first * 0x01010101))
+    return (found & U32(0x80808080)) != 0
+
+
+def fp4_factor(codes, scale):
+    """BF16 bits of F of usual scale codes."""
+    shift, base = FACTORS[scale]
+    return (codes << U32(shift)) + U32(base)
 
 
 def shifted(word, count):

@@ -85,40 +85,48 @@ def test_fp8_exact_path(name):
     )
 
 
+def low_codes():
+    """The device's first step of every FP4 code, in either place of a byte and beside any other."""
+    byte = np.arange(256, dtype=np.uint32)
+    low, high = model.low_e2m1(byte)
+    values = low[:16]
+    np.testing.assert_array_equal(low, values[byte & 15])
+    np.testing.assert_array_equal(high, values[byte >> 4])
+    return values
+
+
 @pytest.mark.parametrize("scale", ["float8_e8m0fnu", "float8_e4m3fn"])
 def test_fp4(scale):
-    # A word whose code i is the first code + i, so that neighbours differ.
-    codes = np.arange(16, dtype=np.uint32)
-    word = np.zeros(16, np.uint32)
-    for i in range(8):
-        word |= ((codes + i) % 16) << np.uint32(4 * i)
-    values = np.zeros(16, np.uint32)
-    for i, half in enumerate(model.e2m1_to_bf16(word)):
-        at = (codes + i) % 16
-        if i:
-            np.testing.assert_array_equal(values[at], half)
-        values[at] = half
-    np.testing.assert_array_equal(model.bf16_value(values), E2M1)
+    """One step for usual scales, two for any."""
+    low, codes = low_codes(), np.arange(256, dtype=np.uint32)
+    want = expected("float4_e2m1fn", scale)
+    usual = ~model.unusual(codes * np.uint32(0x01010101), scale)
+    factor = model.fp4_factor(codes[usual], scale)
+    assert (factor < 0x7F80).all()
+    made = model.mul_bf16(low[:, None], factor[None, :])
+    back = 2.0 ** model.LACKING[scale]
+    np.testing.assert_array_equal(made * back, want[:, usual])
     if scale == "float8_e8m0fnu":
-        factor = model.exact_factor(np.arange(256))
+        exact = model.exact_factor(codes)
     else:
         # The conversion through FP16 and FP32 is exact: e4m3 fits BF16.
-        factor = scale_values(scale).astype(np.float32).view(np.uint32) >> np.uint32(16)
-    got = model.mul_bf16(values[:, None], factor[None, :])
-    np.testing.assert_array_equal(got, expected("float4_e2m1fn", scale))
+        exact = scale_values(scale).astype(np.float32).view(np.uint32) >> np.uint32(16)
+    for lacking in (0, model.LACKING[scale]):
+        values = model.bf16_bits(model.raised(low, lacking))
+        made = model.mul_bf16(values[:, None], exact[None, :])
+        np.testing.assert_array_equal(made * 2.0**lacking, want)
 
 
-def test_e8m0_codes_that_take_one_more_bit_are_marked():
-    """Every code in every byte of a word, beside codes that are marked themselves."""
+@pytest.mark.parametrize("scale", ["float8_e8m0fnu", "float8_e4m3fn"])
+def test_scale_codes_that_are_unusual(scale):
+    """Every code in every byte of a word, beside others."""
     codes = np.arange(256, dtype=np.uint32)
-    for neighbours in (0x00, 0x7F, 0xFF, 0x80, 0x01):
+    first, end = model.USUAL[scale]
+    for neighbours in (first, (first + end) // 2, end - 1):
         for byte in range(4):
             rest = np.uint32(neighbours * 0x01010101 & ~(0xFF << 8 * byte) & 0xFFFFFFFF)
-            found = model.marks((codes << np.uint32(8 * byte)) | rest)
-            got = (found >> np.uint32(8 * byte)) & np.uint32(0xFF)
-            np.testing.assert_array_equal(got, np.where((codes == 0) | (codes == 255), 0x40, 0))
-    bits = (codes << np.uint32(7)) | model.marks(codes) & np.uint32(0xFF)
-    np.testing.assert_array_equal(bits, model.exact_factor(codes))
+            found = model.unusual((codes << np.uint32(8 * byte)) | rest, scale)
+            np.testing.assert_array_equal(found, (codes < first) | (codes >= end))
 
 
 def test_e2m1_rounding():
@@ -143,7 +151,9 @@ def test_the_model_has_the_device_constants():
 
     for name, element in decode.ELEMENTS.items():
         assert vars(element) == vars(model.ELEMENTS[name])
-    assert decode.TABLES == model.TABLES
+    for name in ("CODE_SIGNS", "CODE_FIELDS", "FIELDS", "LACKING", "USUAL", "FACTORS"):
+        assert getattr(decode, name) == getattr(model, name)
+    assert decode.RAISE == model.RAISE * 0x10001
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from cudnn_core.hopper.tile import TileConfig
 
 from . import kernels
 from .config import FusedConfig, Product
-from .kernels import FEW_ROWS, LONGEST_PLAIN_K, MANY_ROWS, swapped
+from .kernels import FEW_ROWS, LONGEST_PLAIN_K, MANY_ROWS, longest_sum, swapped
 
 # M of the problems: a few tokens, all numbers of tiles from a part of a round to many rounds.
 ROWS = (16, 64, 128, 256, 512, 1024, 1536, 2048, 4096, 8192)
@@ -163,8 +163,11 @@ def more_decoded() -> tuple[Rule, ...]:
 
 
 def allows_decoded(rule: Rule, problem: Extents) -> bool:
-    """Long sums are for tiles that promote them."""
-    is_short = problem[2] <= LONGEST_PLAIN_K or rule.tile.promote_k is not None
+    """Long sums, of one block, are for tiles that promote them."""
+    m, n, depth = problem
+    if rule.split is not None:
+        depth = longest_sum(rule.tile, rule.split, m, n, depth, 1)
+    is_short = depth <= LONGEST_PLAIN_K or rule.tile.promote_k is not None
     return is_short and anywhere(rule, problem)
 
 

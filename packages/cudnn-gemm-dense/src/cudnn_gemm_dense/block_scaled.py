@@ -40,11 +40,10 @@ def epilogue_of(config: GemmAmaxConfig) -> Epilogue:
 
 
 def fitted(config: GemmAmaxConfig) -> GemmAmaxConfig:
-    """With as many stages of operands as there is room for."""
-    made, tile = config.product, config.product.tile
-    for stages in range(tile.stages, 1, -1):
-        tried = replace(config, product=replace(made, tile=replace(tile, stages=stages)))
-        if product.why_not(tried.product, epilogue_of(tried)) is None:
+    """With rings as deep as there is room for."""
+    for made in product.shorter(config.product):
+        tried = replace(config, product=made)
+        if product.why_not(made, epilogue_of(tried)) is None:
             return tried
     return config
 

@@ -104,7 +104,7 @@ class Product:
 def scratch(product: Product) -> tuple[str, ...]:
     """The workspaces of a product, in the order in which kernels take them.
 
-    "expanded": A rewritten, then B. "partials", "flags": of stream-K; flags are zeroed.
+    "expanded": A rewritten, then B. "partials", "flags": of stream-K.
     """
     names = ("expanded",) if any(product.treatments) else ()
     return names if product.split is None else (*names, "partials", "flags")

@@ -39,7 +39,6 @@ RESULT = {"swiglu": "c", "srelu": "d", "dsrelu": "d"}
 STAGINGS = ((64, 2), (32, 2), (64, 1), (32, 1), (16, 1))
 # The same where a thread's sums leave few registers to what it makes of them.
 NARROW_STAGINGS = ((32, 2), (64, 2), (32, 1), (64, 1), (16, 1))
-FEWEST_STAGES = 2
 
 
 def epilogue_of(config: FusedConfig, width: int = 64, depth: int = 2) -> Epilogue:
@@ -85,11 +84,9 @@ def fitted(config: FusedConfig) -> tuple[FusedConfig, Epilogue] | str:
 
     The main loop has better use for shared memory: stages are given up last.
     """
-    product_, first = config.product, None
-    crowded = product_.tile.sums > ROOMY_SUMS
-    for stages in range(product_.tile.stages, FEWEST_STAGES - 1, -1):
-        tile = replace(product_.tile, stages=stages)
-        tried = replace(config, product=replace(product_, tile=tile))
+    first, crowded = None, config.product.tile.sums > ROOMY_SUMS
+    for made in product.shorter(config.product):
+        tried = replace(config, product=made)
         for width, depth in NARROW_STAGINGS if crowded else STAGINGS:
             epilogue = epilogue_of(tried, width, depth)
             reason = product.why_not(tried.product, epilogue)

@@ -14,7 +14,7 @@ from cudnn_core.cache import KernelSource
 from cudnn_core.contract import Contract, Problem, ScaleFactor, Signature
 from cudnn_core.device_info import device_info
 from cudnn_core.engine import Workspace
-from cudnn_core.hopper.rules import SQUARE, WIDE, choose, rules_for
+from cudnn_core.hopper.rules import SQUARE, UNIT, WIDE, choose, rules_for
 from cudnn_core.hopper.tile import ACCUMULATORS, ROOMY_SUMS, TileConfig
 from cudnn_core.hopper.workspace import expanded_bytes, flag_bytes, partial_bytes
 from cudnn_core.plan import Plan
@@ -186,7 +186,7 @@ def workspaces(problem: Problem, product: Product | None = None) -> tuple[Worksp
     sizes = {
         "expanded": Workspace(expanded),
         "partials": Workspace(partial_bytes(product.tile, walkers)),
-        "flags": Workspace(flag_bytes(product.tile, walkers), zeroed=True),
+        "flags": Workspace(flag_bytes(product.tile, walkers)),
     }
     return tuple(sizes[name] for name in scratch(product))
 
@@ -205,16 +205,21 @@ def swapped(bm: int, bn: int, stages: int, raw_stages: int, **more) -> TileConfi
     )
 
 
-# (tile, units that stream-K gives a block at least, or None). For decoded weights, by rows of activations: where they
-# are few, all that counts is that every multiprocessor always has many bytes of weights on their way.
-FEW_ROWS = tuple(
-    (swapped(bm, bn, *stages, promote_k=4096, warpgroups=warpgroups), 4)
-    for bm, bn, stages, warpgroups in (
-        (16, 128, (12, 10), 2),
-        (32, 128, (10, 8), 2),
-        (64, 256, (8, 7), 4),
-        (128, 128, (5, 5), 2),
-    )
+def few(bm: int, stages: int, **more) -> tuple[TileConfig, int]:
+    """A tile for few rows of activations: long pieces of weights' rows, and warps enough to decode them."""
+    tile = swapped(bm, 256, stages, stages, raw_pieces=2, units=0, warpgroups=4, **more)
+    return tile, 4
+
+
+# (tile, units that stream-K gives a block at least, or None). For decoded weights, by rows of activations. Where they
+# are few, weights must always be on their way to every multiprocessor, and decoding them must keep up.
+FEW_ROWS = (
+    few(16, 5, promote_k=4096),
+    few(32, 4, promote_k=4096),
+    few(64, 3),
+    # For long sums: twice as many registers hold them, which costs some speed.
+    few(64, 3, promote_k=4096),
+    (swapped(128, 128, 5, 5, promote_k=4096), 4),
 )
 MANY_ROWS = (swapped(256, 128, 5, 3), None)
 DECODED = (*FEW_ROWS, MANY_ROWS)
@@ -236,13 +241,35 @@ def choose_tile(
         plenty = -(-m // large.bm) * -(-n // large.bn) * batches >= ENOUGH_TILES
         if m > FEW_ROWS[-1][0].bm and plenty and staged and not long:
             return MANY_ROWS
-        return next((few for few in FEW_ROWS if m <= few[0].bm), FEW_ROWS[-1])
+        fitting = (each for each in FEW_ROWS[:-1] if m <= each[0].bm)
+        tile, split = next(
+            (
+                (tile, split)
+                for tile, split in fitting
+                if tile.promote_k is not None
+                or longest_sum(tile, split, m, n, k, batches) <= LONGEST_PLAIN_K
+            ),
+            FEW_ROWS[-1],
+        )
+        # Where all of K is one stretch there is nothing to share, and no scratch memory to ask for.
+        return tile, None if k <= split * UNIT else split
     # FP8 products are promoted always.
     promote_k = STAGE_K.get(product.meeting, 64) if long or product.meeting is None else None
     if not product.decode:
         return (SQUARE if promote_k is None else WIDE[promote_k]), None
     rule = choose(rules_for(promote_k, sums), m, n, k, batches)
     return rule.tile, rule.split
+
+
+def longest_sum(
+    tile: TileConfig, split: int, m: int, n: int, k: int, batches: int, multiprocessors: int = 132
+) -> int:
+    """K elements of the longest part of a tile that stream-K gives to one block."""
+    tiles = -(-m // tile.bm) * -(-n // tile.bn) * batches
+    if tiles >= multiprocessors:
+        return k
+    units = tiles * -(-k // UNIT)
+    return min(k, UNIT * -(-units // max(1, min(multiprocessors, units // split))))
 
 
 def amax_source(plan: Plan) -> KernelSource:

@@ -3,6 +3,7 @@
 May import the CuTe DSL and cudnn_core.hopper; loaded only to compile.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from cudnn_core.hopper.gemm import HopperGemm
 from cudnn_core.hopper.matrix import MatrixOperand
 from cudnn_core.hopper.operand import BlockScaledOperand
 from cudnn_core.hopper.plain import PlainBody
+from cudnn_core.hopper.rules import UNIT
 from cudnn_core.hopper.schedule import DenseSchedule
 from cudnn_core.hopper.stream import StreamSchedule
 from cudnn_core.hopper.tile import SHARED_MEMORY
@@ -27,6 +29,7 @@ from .config import Product, Side, scratch
 
 # Shared memory for barriers and alignment.
 MARGIN = 2048
+FEWEST_STAGES = 2
 
 
 def block_scaled(side: Side, batch: str) -> BlockScaledOperand:
@@ -78,6 +81,17 @@ def why_not(product: Product, epilogue: Any) -> str | None:
     return None
 
 
+def shorter(product: Product) -> Iterator[Product]:
+    """The product with its rings as deep as asked for, then ever shorter ones."""
+    tile = product.tile
+    deepest = max(tile.stages, tile.raw_stages if product.decodes else 0)
+    for less in range(deepest - FEWEST_STAGES + 1):
+        made = replace(tile, stages=max(FEWEST_STAGES, tile.stages - less))
+        if product.decodes:
+            made = replace(made, raw_stages=max(FEWEST_STAGES, tile.raw_stages - less))
+        yield replace(product, tile=made)
+
+
 @dataclass(frozen=True)
 class Operands:
     """Run-time values of a product: what the kernel takes for its two sides, and the extents."""
@@ -99,7 +113,9 @@ class Multiply:
         self.product, self.epilogue, self.body = product, epilogue, body_of(product)
         schedule = DenseSchedule(product.tile)
         if product.split is not None:
-            schedule = StreamSchedule(product.tile, least=product.split)
+            unit = max(UNIT, self.body.stage_k) if product.decodes else UNIT
+            least = max(1, product.split * UNIT // unit)
+            schedule = StreamSchedule(product.tile, unit, least)
         # Not with plain operands: thread blocks that start wherever a multiprocessor comes free are no neighbours any
         # more, and ask more of the L2 cache (on an H200 products of 128x128 tiles took more than a third longer).
         follows = product.decodes and any(product.treatments)
@@ -129,8 +145,8 @@ class Multiply:
         if cutlass.const_expr(expands):
             Expansion(tuple(expands)).launch(tuple(written), stream)
         if cutlass.const_expr(product.decodes):
-            a = body.activations.prepare(sides["a"], tile.columns)
-            b = body.weights.prepare(sides["b"], tensors["sfb"], tile.rows)
+            a = body.activations.prepare(sides["a"], tile.bm)
+            b = body.weights.prepare(sides["b"], tensors["sfb"], tile.bn)
             return Operands(b, a, a.extent, b.extent, a.k)
         a, b = body.a.prepare(sides["a"], tile.bm), body.b.prepare(sides["b"], tile.bn)
         return Operands(a, b, a.extent, b.extent, a.k)

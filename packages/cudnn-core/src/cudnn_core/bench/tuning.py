@@ -182,6 +182,8 @@ def label(rule: Rule) -> str:
     rings = f"s{tile.stages}"
     if tile.orientation == "swapped":
         rings += f"/{tile.raw_stages}"
+        # The others of a table agree in it.
+        rings += f" p{tile.promote_k}" if tile.promote_k is not None else ""
     signs = (
         f"{tile.bm}x{tile.bn}",
         "pp" if tile.pingpong else "",
@@ -207,7 +209,8 @@ _SIGNED = (
 )
 SIGNS = (
     "tile: rows x columns of C; pp: ping-pong; w1: one consumer warpgroup, not two; c2x1: a cluster; "
-    "s4: stages, s4/3: and raw ones; skew2; k8: stream-K in stretches of 8 units at least."
+    "s4: stages, s4/3: and raw ones; p4096: sums promoted after so many of K; skew2; k8: stream-K in stretches of 8 "
+    "units at least."
 )
 
 

@@ -34,6 +34,14 @@ def mul_bf16x2(a: Int32, b: Int32, *, loc=None, ip=None) -> Int32:
 
 
 @dsl_user_op
+def spread(word: Int32, half: cutlass.Constexpr, *, loc=None, ip=None) -> Int32:
+    """One half of a word in both, which costs nothing where BF16 arithmetic takes it."""
+    chosen = ("l", "h")[half]
+    text = f"{{\n.reg .b16 l, h;\nmov.b32 {{l, h}}, $1;\nmov.b32 $0, {{{chosen}, {chosen}}};\n}}"
+    return Int32(_asm(T.i32(), [Int32(word).ir_value(loc=loc, ip=ip)], text, "=r,r"))
+
+
+@dsl_user_op
 def shift_left(a: Int32, count: cutlass.Constexpr, *, loc=None, ip=None) -> Int32:
     """a << count; written apart from Python's operator so that negative counts shift right."""
     words = [Int32(a).ir_value(loc=loc, ip=ip)]

@@ -10,11 +10,12 @@ Every path rounds element * scale once, to the nearest even BF16.
             NaN, finishes ordinary elements. `special` finds, for many elements at once, whether
             some element is NaN or Inf or some scale too large; then `pair_exactly` goes through the
             hardware's FP8 to FP16 conversion and an FP32 product, which serve every code.
-    FP4     Two byte tables give the magnitude's halves, one product with the scale does the rest.
-            (Spreading codes by multiplication takes fewer logic instructions, but more in all: the
-            main loop was 16 % slower with NVFP4 on an H200, 2026-12.)
+    FP4     The same, but two codes of a byte come as one product of it: shifted copies that do not
+            overlap. One product with F = 2^126 * scale is left, or a power of two less (`lacking`).
+            Scales that make no such F (`unusual`) take two steps, of 2^126 and of the scale.
 
-Decoding takes issue slots from the warps that feed the tensor core, so instructions count.
+Decoding takes issue slots from the warps that feed the tensor core, so instructions count; logic,
+at half rate, counts twice, and byte permutations, it seems, more than that.
 """
 
 from dataclasses import dataclass
@@ -28,17 +29,23 @@ from .bits import (
     max3_u16x2,
     merge_masked,
     mul_bf16x2,
-    opaque,
     permute,
     shift_left,
+    spread,
 )
 
-# BF16 signs in both halves of a word, signs of four bytes, the magnitude bits of eight FP4 codes.
+# BF16 signs in both halves of a word, signs of four bytes.
 SIGNS = 0x80008000
 BYTE_SIGNS = 0x80808080
-MAGNITUDES = 0x77777777
-# The low and the high bytes of 0, 0.5, 1, 1.5, 2, 3, 4, 6 as BF16, four to a word.
-TABLES = (0xC0800000, 0xC0804000, 0x3F3F3F00, 0x40404040)
+# What brings the signs, and the fields, of the two FP4 codes of a byte to BF16 positions; those fields; 2^126.
+CODE_SIGNS, CODE_FIELDS = (1 << 12) + (1 << 24), (1 << 6) + (1 << 18)
+FIELDS, RAISE = 0x01C001C0, 0x7E807E80
+# How many powers of two the main loop's FP4 values lack; sums get them back. For larger e4m3 scales F would overflow.
+LACKING = {"float8_e8m0fnu": 0, "float8_e4m3fn": 8}
+# Usual scale codes: from the first number up to below the second. F is finite, and e4m3 positive and not subnormal.
+USUAL = {"float8_e8m0fnu": (0, 129), "float8_e4m3fn": (8, 127)}
+# F of code c is c * 2^shift plus so much, in BF16 bits.
+FACTORS = {"float8_e8m0fnu": (7, 126 << 7), "float8_e4m3fn": (4, 238 << 7)}
 
 
 @dataclass(frozen=True)
@@ -75,33 +82,19 @@ def signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def table_words() -> list[Int32]:
-    """TABLES as they are."""
-    return [Int32(signed(word)) for word in TABLES]
+def low_e2m1(byte: Int32) -> Int32:
+    """The two FP4 codes of a byte, times 2^-126, as a pair of BF16."""
+    return merge_masked(byte * CODE_SIGNS, SIGNS, (byte * CODE_FIELDS) & FIELDS)
 
 
-def pinned_tables(lane: Int32, positive: Int32) -> list[Int32]:
-    """TABLES in registers, where they stay; positive: any number above 0 that is known at run time.
-
-    Constants that the compiler recognizes it would rather make anew for each use.
-    """
-    zero = shift_left(lane | positive, -31)
-    return [opaque(zero + word) for word in table_words()]
-
-
-def e2m1_to_bf16(word: Int32, tables: list) -> tuple[Int32, Int32, Int32, Int32]:
+def e2m1_to_bf16(word: Int32) -> list[Int32]:
     """Eight FP4 codes, the first in the lowest bits, as four pairs of BF16."""
-    low0, low1, high0, high1 = tables
-    codes, above = word & MAGNITUDES, word << 4
-    pairs = []
-    for half in range(2):
-        index = shift_left(codes, -16 * half)
-        low, high = permute(low0, low1, index), permute(high0, high1, index)
-        # The sign of each code, on top of a byte: of even ones after the shift.
-        signs = permute(above, word, Int32(0x5140 if half == 0 else 0x7362))
-        high = merge_masked(signs, BYTE_SIGNS, high)
-        pairs += [permute(low, high, Int32(0x5140)), permute(low, high, Int32(0x7362))]
-    return tuple(pairs)
+    return [raised(low_e2m1(shift_left(word, -8 * i) & 0xFF)) for i in range(4)]
+
+
+def raised(pair: Int32, lacking: int = 0) -> Int32:
+    """Times 2^126, or `lacking` powers of two less, exactly."""
+    return mul_bf16x2(pair, Int32(RAISE - lacking * (0x10001 << 7)))
 
 
 @dataclass(frozen=True)
@@ -112,7 +105,7 @@ class Decoder:
     threads of a quad hold 2t, 2t+1 and 2t+8, 2t+9. Its share of a half a thread has in words:
 
         8-bit   word s is step s: elements 2t, 2t+8, 2t+1, 2t+9 (so that `expand` finds pairs)
-        FP4     word s is steps 2s and 2s+1: elements 2t, 2t+1, 2t+8, 2t+9 of the one, of the other
+        FP4     bytes, one a word: words 2s and 2s+1 are elements 2t, 2t+1 and 2t+8, 2t+9 of step s
     """
 
     element: str
@@ -135,7 +128,7 @@ class Decoder:
     @property
     def words(self) -> int:
         """Words of a thread's share of one row in 64 K elements."""
-        return self.bits // 2
+        return 4 if self.bits == 8 else 8
 
     @property
     def halves(self) -> int:
@@ -146,6 +139,11 @@ class Decoder:
     def blocks(self) -> int:
         """Scales of one row in a raw stage."""
         return self.tile_k // self.sf_vec
+
+    @property
+    def scale_pieces(self) -> int:
+        """Raw stages that share a scale atom."""
+        return max(1, 4 // self.blocks)
 
     @property
     def atoms_k(self) -> int:
@@ -162,65 +160,87 @@ class Decoder:
         first = 64 * half + 32 * pair
         return first // self.sf_vec, (first + 16) // self.sf_vec
 
-    def marks(self, codes: Int32) -> Int32:
-        """0x40 in each byte whose E8M0 code is 0 or 255.
+    @property
+    def lacking(self) -> int:
+        """Sums of decoded elements are to be multiplied by 2 to the power of this."""
+        return LACKING[self.scale] if self.bits == 4 else 0
 
-        Code 0 is the subnormal 2^-127, and 255, NaN, would read as Inf: both take one more bit.
+    def unusual(self, codes: list) -> Boolean:
+        """FP4: whether a byte of some word is no usual scale code."""
+        first, end = USUAL[self.scale]
+        found = Int32(0)
+        for word in codes:
+            # Bytes without their top bit, or with it set, cannot carry into others.
+            above = (word & 0x7F7F7F7F) + (-end % 128) * 0x01010101
+            found = found | (above & word if end > 128 else above | word)
+            if first:
+                found = found | ~((word | Int32(signed(BYTE_SIGNS))) - first * 0x01010101)
+        return (found & Int32(signed(BYTE_SIGNS))) != 0
+
+    def factors(self, codes: list, half: int, pair: int) -> list:
+        """What `pair_words` multiplies the two K steps of a pair with.
+
+        Two scales are made at once, neighbours along K.
         """
-        equal_bits = (codes ^ shift_left(codes, -1)) & 0x7F7F7F7F
-        return shift_left(~(equal_bits + 0x7F7F7F7F) & Int32(signed(BYTE_SIGNS)), -1)
-
-    def factors(self, codes: list, marks: list, half: int, pair: int) -> tuple[Int32, Int32]:
-        """What `pair_words` multiplies the two K steps of a pair with; marks: of FP4's E8M0."""
-        first, second = self.pair_blocks(half, pair)
-        if self.scale == "float8_e4m3fn":
-            return e4m3_pair_to_bf16x2(codes[first // 4], (first // 2) % 2)
         made = []
-        for block in (first, second)[: 1 + (first != second)]:
-            word, select = block // 4, Int32(0x4040 + 0x0101 * (block % 4))
-            code = permute(codes[word], Int32(0), select)
-            if self.bits == 8:
-                extra = Int32(self.format.gap * (0x10001 << 7))
-            else:
-                extra = permute(marks[word], Int32(0), select)
-            made.append(code * 128 + extra)
-        return made[0], made[-1]
-
-    def pair_words(self, words: list, pair: int, factors, tables, seen: Int32) -> tuple:
-        """Two K steps of a half: their four registers in the tensor core's order, scaled.
-
-        tables: of FP4, pinned. Returns also `seen`, joined with what `special` needs to know (8-bit).
-        """
-        if self.bits == 8:
-            values = []
-            for word in words[2 * pair : 2 * pair + 2]:
-                lower, fields0 = self.format.expand(word, 0)
-                upper, fields1 = self.format.expand(word, 1)
-                seen = max3_u16x2(fields0, fields1, seen)
-                values += [lower, upper]
-        else:
-            values = e2m1_to_bf16(words[pair], tables)
-        return [mul_bf16x2(v, factors[i // 2]) for i, v in enumerate(values)], seen
-
-    def pair_exactly(self, words: list, pair: int, codes: list) -> list:
-        """8-bit elements: as `pair_words`, for any elements and scales."""
-        code = shift_left(codes[0], -8 * pair) & 0xFF
-        scale = fp32_scale(code)
-        made = []
-        for word in words[2 * pair : 2 * pair + 2]:
-            made += fp8_to_bf16(word, scale, fp8_kind(self.element), True)
+        shift, base = (7, self.format.gap << 7) if self.bits == 8 else FACTORS[self.scale]
+        for block in self.pair_blocks(half, pair):
+            # Bytes of both, each with zeros above.
+            low = block % 4 // 2 * 2
+            both = permute(codes[block // 4], Int32(0), Int32(0x4140 + 0x0101 * low))
+            made.append(spread(both * (1 << shift) + Int32(base * 0x10001), block % 2))
         return made
 
-    def special(self, seen: Int32, codes: list) -> Boolean:
-        """8-bit elements: whether `pair_words` was wrong for some element or scale.
+    def pair_words(self, words: list, pair: int, factors, seen: Int32) -> tuple:
+        """Two K steps of a half: their four registers in the tensor core's order, scaled.
 
-        codes: one word for each row, whose two lower bytes are the scales.
+        Returns also `seen`, joined with what `special` needs to know (8-bit).
         """
-        # A code that is too large for a factor maps to fields that are special.
+        made, each = [], self.words // 4
+        for step, factor in enumerate(factors):
+            first = each * (2 * pair + step)
+            if self.bits == 8:
+                lower, fields0 = self.format.expand(words[first], 0)
+                upper, fields1 = self.format.expand(words[first], 1)
+                seen = max3_u16x2(fields0, fields1, seen)
+            else:
+                lower, upper = (low_e2m1(byte) for byte in words[first : first + 2])
+            made += [mul_bf16x2(lower, factor), mul_bf16x2(upper, factor)]
+        return made, seen
+
+    def pair_exactly(self, words: list, half: int, pair: int, codes: list) -> list:
+        """As `pair_words`, for any elements and scales."""
+        made, each = [], self.words // 4
+        for step, block in enumerate(self.pair_blocks(half, pair)):
+            first = each * (2 * pair + step)
+            if self.bits == 8:
+                scale = self.exact_scale(codes, block)
+                made += fp8_to_bf16(words[first], scale, fp8_kind(self.element), True)
+                continue
+            if self.scale == "float8_e4m3fn":
+                factor = e4m3_pair_to_bf16x2(codes[block // 4], block % 4 // 2)[block % 2]
+            else:
+                factor = bf16_pair(self.exact_scale(codes, block))
+            pairs = [raised(low_e2m1(x), self.lacking) for x in words[first : first + 2]]
+            made += [mul_bf16x2(pair, factor) for pair in pairs]
+        return made
+
+    def exact_scale(self, codes: list, block: int) -> Int32:
+        """An E8M0 scale as FP32 bits."""
+        return fp32_scale(shift_left(codes[block // 4], -8 * (block % 4)) & 0xFF)
+
+    def scale_fields(self, codes: list) -> Int32:
+        """8-bit elements: what a scale that is too large for a factor brings to `special`; codes: a word a row."""
+        # Such a code maps to fields that are special.
         lift = (self.format.special - (255 - self.format.gap)) * 0x10001
         marks = [permute(word, Int32(0), Int32(0x4140)) + lift for word in codes]
+        seen = Int32(0)
         for i in range(0, len(marks), 2):
             seen = max3_u16x2(marks[i], marks[min(i + 1, len(marks) - 1)], seen)
+        return seen
+
+    def special(self, seen: Int32) -> Boolean:
+        """8-bit elements: whether `pair_words` was wrong for some element or scale; seen: fields of all of them."""
         carry = (0x8000 - self.format.special) * 0x10001
         return ((seen + carry) & Int32(signed(SIGNS))) != 0
 
@@ -228,6 +248,11 @@ class Decoder:
 def fp8_kind(element: str) -> str:
     """The name of an 8-bit format in conversion instructions."""
     return "e4m3x2" if element == "float8_e4m3fn" else "e5m2x2"
+
+
+def bf16_pair(scale: Int32) -> Int32:
+    """The bits of an FP32 number with a short mantissa as BF16, in both halves of a word."""
+    return shift_left(scale, -16) * 0x10001
 
 
 @cute.jit

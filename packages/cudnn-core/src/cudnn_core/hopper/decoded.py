@@ -5,14 +5,9 @@ May import: the CuTe DSL, and every file of this folder except gemm.py and epilo
 Fragment rows are rows of B (weights): a consumer warpgroup decodes them into the register operand
 of WGMMA, which reads the columns, rows of A (activations), from shared memory. So an element is
 decoded once for all columns of the tile, and C comes out transposed (`orientation` "swapped").
-Two rings, because a raw stage of FP4 is as long as two stages of A, with a producer warp each:
-
-    producer 0 --raw-->    consumers
-    producer 1 --stages-->
-
-Within 64 K elements a consumer works in two groups, each its own set of registers: two halves of
-K, or (with two 64-row blocks) one block after the other. A group is decoded while the tensor core
-runs the one before.
+A consumer works in groups, with two sets of registers in turn: half of 64 K elements of a 64-row
+block, or, where there are registers enough, all of them. A group is decoded while the tensor core runs
+the one before.
 """
 
 from dataclasses import dataclass
@@ -24,14 +19,12 @@ from cutlass import BFloat16, Boolean, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from .bits import opaque
-from .decode import pinned_tables
-from .matrix import MatrixArgs, MatrixOperand
+from .loads import Loads
+from .matrix import MatrixOperand
 from .operand import BlockScaledOperand, OperandArgs, OperandBuffers
 from .rings import Ring
 from .schedule import at_most
 from .tile import TileConfig
-
-UNIT_K = 64
 
 
 @dataclass(frozen=True)
@@ -48,19 +41,17 @@ class Place(NamedTuple):
     """Where a thread's rows lie in a raw stage.
 
     data_at: its share of its first row. scales_at: as `BlockScaledOperand.scale_offsets` says.
-    downs: how far below the first its rows lie. select, tables: of FP4, what picks bytes and codes.
+    downs: how far below the first its rows lie.
     """
 
     data_at: Int32
     scales_at: list
     downs: list[int]
-    select: Int32 | None
-    tables: list[Int32]
 
 
 class Registers(NamedTuple):
-    """A thread's words of half a raw stage and scale codes (with their marks) of a whole one, by
-    row, and the register operands of both groups.
+    """A thread's words of half a raw stage and scale codes of a whole one, by row, and the register
+    operands of both groups.
     """
 
     words: cute.Tensor
@@ -69,12 +60,11 @@ class Registers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DecodedBody:
+class DecodedBody(Loads):
     """Producer and consumers of one kernel: block-scaled `weights`, BF16 `activations`.
 
     glu: fragment rows of each 64-row block hold pairs of GLU columns: of its rows, 0-31 (up) and
     32-63 (gate), row 8w+r meets row 32+8w+r as fragment rows 16w+r and 16w+8+r, a thread's two.
-    follows: whether the kernel ahead in the stream writes (weights, activations).
     """
 
     tile: TileConfig
@@ -82,8 +72,6 @@ class DecodedBody:
     activations: MatrixOperand
     glu: bool = False
     follows: tuple[bool, bool] = (False, False)
-    # Warps: one for the weights, one for the activations.
-    producers = 2
 
     def why_not(self) -> str | None:
         tile = self.tile
@@ -93,20 +81,32 @@ class DecodedBody:
             return f"decoded weights meet bfloat16, not {self.activations.element}"
         if tile.cluster[0] != 1 or self.activations.sharers != tile.cluster[1]:
             return "the blocks of a cluster share activations: cluster must be (1, 1) or (1, 2)"
+        if self.stage_units % self.units:
+            return f"stages of {self.units} units do not divide raw stages of {self.stage_units}"
+        if tile.raw_pieces % self.weights.decoder.scale_pieces and tile.raw_pieces > 1:
+            return f"{tile.raw_pieces} pieces of rows do not fill scale atoms"
         if tile.promote_k is not None and (tile.m_blocks > 1 or tile.columns > 128):
             return "sums are promoted with one 64-row block of 128 columns per warpgroup at most"
         return self.activations.why_not(tile.columns) or self.weights.why_not(tile.rows)
 
+    @property
+    def groups(self) -> int:
+        """Groups of a unit."""
+        sums = self.tile.columns // 2 * (1 if self.tile.promote_k is None else 2)
+        whole = self.tile.m_blocks == 1 and self.units > 1 and sums <= 32
+        return 1 if whole else 2
+
     def smem_bytes(self) -> int:
-        dense = self.activations.stage_bytes(self.tile.columns) * self.tile.stages
-        return dense + self.weights.stage_bytes(self.tile.rows) * self.tile.raw_stages
+        tile = self.tile
+        dense = self.activations.stage_bytes(tile.columns) * self.units * tile.stages
+        return dense + self.weights.stage_bytes(tile.rows, tile.raw_pieces) * tile.raw_stages
 
     def allocate(self, smem) -> DecodedBuffers:
         tile = self.tile
         consumers = 4 * tile.sharers
         return DecodedBuffers(
-            weights=self.weights.allocate(smem, tile.rows, tile.raw_stages),
-            activations=self.activations.allocate(smem, tile.columns, tile.stages),
+            weights=self.weights.allocate(smem, tile.rows, tile.raw_stages, tile.raw_pieces),
+            activations=self.activations.allocate(smem, tile.columns, tile.stages * self.units),
             raw=Ring.allocate(smem, tile.raw_stages, 1, consumers),
             ring=Ring.allocate(smem, tile.stages, 1, consumers, tile.blocks),
         )
@@ -114,9 +114,6 @@ class DecodedBody:
     def initialize(self, buffers: DecodedBuffers) -> None:
         buffers.raw.initialize()
         buffers.ring.initialize()
-
-    def producer_state(self, buffers: DecodedBuffers, part: int):
-        return (buffers.raw, buffers.ring)[part].producer_state()
 
     def consumer_states(self, buffers: DecodedBuffers):
         """Where a consumer reads next, in both rings."""
@@ -126,7 +123,7 @@ class DecodedBody:
         """The states after stages that are another warpgroup's."""
         raw, ring = (state.clone() for state in states)
         raw.advance(k_tiles)
-        ring.advance(k_tiles * self.weights.decoder.halves)
+        ring.advance(k_tiles * (self.stage_units // self.units))
         return raw, ring
 
     def accumulators(self) -> list:
@@ -136,72 +133,7 @@ class DecodedBody:
 
     def k_tiles(self, k_count: Int32) -> Int32:
         """Raw stages of an item."""
-        return (k_count + self.weights.decoder.tile_k - 1) // self.weights.decoder.tile_k
-
-    @cute.jit
-    def produce(
-        self,
-        buffers,
-        weights: OperandArgs,
-        activations: MatrixArgs,
-        item,
-        state,
-        part: cutlass.Constexpr,
-    ):
-        """One warp: fill its ring for one work item. Waits on empty, signals full."""
-        if cutlass.const_expr(self.follows[part]):
-            cute.arch.griddepcontrol_wait()
-        if cutlass.const_expr(part == 0):
-            return self.produce_weights(buffers, weights, item, state)
-        return self.produce_activations(buffers, activations, item, state)
-
-    @cute.jit
-    def produce_weights(self, buffers, weights: OperandArgs, item, state):
-        rows, ring = self.tile.rows, buffers.raw
-        shared, source = self.weights.partition(
-            weights, buffers.weights, rows, item.n0, item.k0, item.batch
-        )
-        first = item.k0 // self.weights.decoder.tile_k
-        for i in cutlass.range(self.k_tiles(item.k_count), unroll=1):
-            ring.wait_empty(state)
-            barrier = ring.full + state.index
-            count = self.weights.scale_count(weights, rows, item.n0, first + i)
-            count += self.weights.data_bytes(rows)
-            with cute.arch.elect_one():
-                ring.expect(state, count)
-            cute.copy(
-                weights.tma_atom, source[None, i], shared[None, state.index], tma_bar_ptr=barrier
-            )
-            with cute.arch.elect_one():
-                self.weights.load_scales(
-                    weights,
-                    buffers.weights,
-                    rows,
-                    item.n0,
-                    first + i,
-                    item.batch,
-                    state.index,
-                    barrier.toint(),
-                )
-            state.advance()
-        return state
-
-    @cute.jit
-    def produce_activations(self, buffers, activations: MatrixArgs, item, state):
-        columns, ring = self.tile.columns, buffers.ring
-        shared, source = self.activations.partition(
-            activations, buffers.activations, columns, item.m0, item.k0, item.batch
-        )
-        stages = self.k_tiles(item.k_count) * self.weights.decoder.halves
-        for i in cutlass.range(stages, unroll=1):
-            ring.wait_empty(state)
-            with cute.arch.elect_one():
-                ring.expect(state, Int32(self.activations.stage_bytes(columns)))
-            self.activations.copy(
-                activations, source[None, i], shared[None, state.index], ring.full + state.index
-            )
-            state.advance()
-        return state
+        return self.raw_tiles(k_count)
 
     def mma_op(self):
         return warpgroup.MmaF16BF16Op(
@@ -225,23 +157,34 @@ class DecodedBody:
 
         Waits on the full barriers and signals the empty ones of both rings.
         """
-        tile, tile_k = self.tile, self.weights.decoder.tile_k
+        tile = self.tile
         place = self.place(weights, item, thread)
         registers = self.registers()
-        first, count = item.k0 // tile_k, self.k_tiles(item.k_count)
+        first = item.k0 // self.weights.decoder.tile_k
+        count = self.k_tiles(item.k_count)
         args = (buffers, weights, place, registers)
         if cutlass.const_expr(tile.promote_k is None):
-            return self.sum(args, accumulators, states, first, count, item.n_valid > 0)
+            return self.sum(args, accumulators, states, first, count)
+        return self.sum_promoted(args, accumulators, states, first, count)
+
+    @cute.jit
+    def sum_promoted(self, args: cutlass.Constexpr, accumulators, states, first, count):
+        """As `sum`; what the tensor core sums is added up in FP32 every promote_k elements."""
+        tile = self.tile
         # The inner loop knows nothing of it: ptxas serializes products whose sums are touched.
-        whole = cutlass.const_expr(tile.promote_k // tile_k)
-        promoted = cute.make_rmem_tensor(accumulators[0].layout, Float32)
-        promoted.fill(0.0)
+        whole = cutlass.const_expr(tile.promote_k // self.stage_k)
+        promoted = self.accumulators()
+        for m in cutlass.range_constexpr(tile.m_blocks):
+            promoted[m].fill(0.0)
         for i in cutlass.range((count + whole - 1) // whole, unroll=1):
             part = at_most(count - i * whole, Int32(whole))
-            states = self.sum(args, accumulators, states, first + i * whole, part, item.n_valid > 0)
-            promoted.store(promoted.load() + accumulators[0].load())
-            accumulators[0].fill(0.0)
-        accumulators[0].store(promoted.load())
+            start = first + i * (whole * tile.raw_pieces)
+            states = self.sum(args, accumulators, states, start, part)
+            for m in cutlass.range_constexpr(tile.m_blocks):
+                promoted[m].store(promoted[m].load() + accumulators[m].load())
+                accumulators[m].fill(0.0)
+        for m in cutlass.range_constexpr(tile.m_blocks):
+            accumulators[m].store(promoted[m].load())
         return states
 
     def place(self, weights: OperandArgs, item, thread) -> Place:
@@ -250,20 +193,17 @@ class DecodedBody:
         row, down = self.row_map((thread // 32) % 4, lane)
         row0 = (thread // 128) % tile.sharers * (64 * tile.m_blocks) + row
         downs = [down * (r % 2) + 64 * (r // 2) for r in range(2 * tile.m_blocks)]
-        fp4 = self.weights.decoder.bits == 4
         return Place(
             opaque(self.weights.data_offset(row0, lane % 4)),
             self.weights.scale_offsets(weights, tile.rows, item.n0, row0, downs),
             downs,
-            self.weights.selector(lane % 4) if fp4 else None,
-            pinned_tables(lane, weights.k) if fp4 else [],
         )
 
     def registers(self) -> Registers:
         decoder, rows = self.weights.decoder, 2 * self.tile.m_blocks
         made = Registers(
             cute.make_rmem_tensor((decoder.words, rows), Int32),
-            cute.make_rmem_tensor((2, decoder.atoms_k, rows), Int32),
+            cute.make_rmem_tensor((decoder.atoms_k, rows), Int32),
             [self.fragment() for _ in range(2)],
         )
         for fragment in made.fragments:
@@ -271,139 +211,157 @@ class DecodedBody:
         return made
 
     @cute.jit
-    def sum(self, args: cutlass.Constexpr, accumulators, states, first, count, rows_exist):
-        """Add the products of `count` raw stages, from K tile `first` on, and wait for them."""
+    def sum(self, args: cutlass.Constexpr, accumulators, states, first, count):
+        """Add the products of `count` raw stages, from piece `first` of K on, and wait for them."""
         buffers, weights, place, (words, codes, fragments) = args
         raw, ring = states
-        decoder = self.weights.decoder
+        decoder, pieces, units = self.weights.decoder, self.tile.raw_pieces, self.units
         tiled_mma = cute.make_tiled_mma(self.mma_op())
         columns = tiled_mma.make_fragment_B(tiled_mma.get_slice(0).partition_B(buffers.activations))
         release = ring.clone()
         for i in cutlass.range(count, unroll=1):
             buffers.raw.wait_full(raw)
-            stage = raw.index
-            existing = self.existing_blocks(weights, first + i)
-            self.load_codes(buffers.weights, stage, place, existing, first + i, codes)
-            for half in cutlass.range_constexpr(decoder.halves):
-                self.load_words(buffers.weights, stage, place, half, words)
-                if cutlass.const_expr(half == decoder.halves - 1):
-                    buffers.raw.release(raw)
-                    raw.advance()
-                for group in cutlass.range_constexpr(2):
+            for unit in cutlass.range_constexpr(self.stage_units):
+                piece, half = divmod(unit, decoder.halves)
+                if cutlass.const_expr(half == 0):
+                    k_tile = first + i * pieces + piece
+                    existing = self.existing_blocks(weights, k_tile)
+                    scales = self.scale_stage(raw.index, piece)
+                    self.load_codes(buffers.weights, scales, place, existing, k_tile, codes)
+                    known = self.known(codes)
+                self.load_words(buffers.weights, raw.index * pieces + piece, place, half, words)
+                for group in cutlass.range_constexpr(self.groups):
+                    number = unit * self.groups + group
                     # Its registers were last read two groups ago.
                     warpgroup.wait_group(1)
-                    if cutlass.const_expr(group == 1):
-                        if (i > 0) | Boolean(half > 0):
+                    if cutlass.const_expr(number % (units * self.groups) == 1):
+                        # The first group of a stage is the only one that may still run.
+                        if (i > 0) | Boolean(number > 1):
                             buffers.ring.release(release)
                             release.advance()
-                    self.decode(place, words, codes, half, group, fragments[group], rows_exist)
-                    if cutlass.const_expr(group == 0):
+                    fragment = fragments[number % 2]
+                    self.decode(words, codes, half, group, fragment, known)
+                    if cutlass.const_expr(number % (units * self.groups) == 0):
                         buffers.ring.wait_full(ring)
-                    self.multiply(group, fragments[group], columns, ring.index, accumulators)
-                ring.advance()
+                    at = ring.index * units + unit % units
+                    self.multiply(group, fragment, columns, at, accumulators)
+                    if cutlass.const_expr(number == self.stage_units * self.groups - 1):
+                        buffers.raw.release(raw)
+                        raw.advance()
+                if cutlass.const_expr(unit % units == units - 1):
+                    ring.advance()
         warpgroup.wait_group(0)
         if count > 0:
             buffers.ring.release(release)
         return raw, ring
 
+    @property
+    def gain(self) -> float:
+        """What sums are to be multiplied by."""
+        return 2.0**self.weights.decoder.lacking
+
     def drain(self, buffers, item, accumulators, states):
         """Nothing is left of `consume`."""
         return states
 
-    def existing_blocks(self, weights: OperandArgs, k_tile) -> Int32:
-        """How many blocks from the K tile's first on lie inside K."""
-        decoder = self.weights.decoder
-        return (weights.k + decoder.sf_vec - 1) // decoder.sf_vec - k_tile * decoder.blocks
-
     @cute.jit
     def load_codes(self, buffers, stage, place: cutlass.Constexpr, existing, k_tile, codes):
-        """The scale codes of a thread's rows in a raw stage, and their marks."""
+        """The scale codes of a thread's rows in a raw stage."""
         decoder, rows = self.weights.decoder, 2 * self.tile.m_blocks
         scales = self.weights.scale_stage(buffers, self.tile.rows, stage)
         for r in cutlass.range_constexpr(rows):
             base, step = place.scales_at[r]
             found = self.weights.load_codes(scales + base + step, k_tile)
             for w in cutlass.range_constexpr(decoder.atoms_k):
-                codes[0, w, r] = found[w]
+                codes[w, r] = found[w]
         if existing < decoder.blocks:
             for r in cutlass.range_constexpr(rows):
                 for w in cutlass.range_constexpr(decoder.atoms_k):
-                    codes[0, w, r] = self.weights.guard(codes[0, w, r], w, existing)
-        for r in cutlass.range_constexpr(rows):
-            for w in cutlass.range_constexpr(decoder.atoms_k):
-                codes[1, w, r] = decoder.marks(codes[0, w, r])
+                    codes[w, r] = self.weights.guard(codes[w, r], w, existing)
+
+    @cute.jit
+    def known(self, codes):
+        """What the scales say of the path that a piece takes: 8-bit: fields that are special with some of its
+        elements'; FP4: whether none of them calls for the path that serves every code.
+        """
+        decoder, words = self.weights.decoder, [codes[i] for i in range(cute.size(codes))]
+        if cutlass.const_expr(decoder.bits == 8):
+            return decoder.scale_fields(words)
+        return not Boolean(cute.arch.vote_any_sync(decoder.unusual(words)))
 
     def load_words(self, buffers, stage, place: Place, half: int, words) -> None:
         """A thread's words of a half of a raw stage."""
         data = self.weights.data_stage(buffers, self.tile.rows, stage) + place.data_at
         for r, down in enumerate(place.downs):
-            for w, word in enumerate(self.weights.load_words(data, down, half, place.select)):
+            for w, word in enumerate(self.weights.load_words(data, down, half)):
                 words[w, r] = word
 
     def fragment(self):
         """A operand registers: word v + 2*h + 4*k is row half v, K half h, K step k."""
-        steps = 4 if self.tile.m_blocks == 2 else 2
+        steps = 2 * len(self.group_shape(0)[1])
         return cute.make_rmem_tensor(((2, 2, 2), 1, steps), BFloat16)
 
     def group_shape(self, group: int) -> tuple[int, tuple[int, ...]]:
         """(row block, pairs of K steps) of a group."""
-        return (group, (0, 1)) if self.tile.m_blocks == 2 else (0, (group,))
+        whole = self.tile.m_blocks == self.groups
+        return (group, (0, 1)) if whole else (0, (group,))
 
     @cute.jit
     def decode(
         self,
-        place: cutlass.Constexpr,
         words,
         codes,
         half: cutlass.Constexpr,
         group: cutlass.Constexpr,
         fragment,
-        rows_exist,
+        known,
     ):
         """Fill one group's registers from raw words.
 
         The branches also keep the compiler from sinking the arithmetic behind the warpgroup's
         fence, where it would have to serialize every WGMMA.
         """
-        if cutlass.const_expr(self.weights.decoder.bits == 8):
-            special = self.decode_steps(place, words, codes, half, group, fragment)
-            if cute.arch.vote_any_sync(special):
-                self.decode_exactly(words, codes, group, fragment)
+        decoder = self.weights.decoder
+        if cutlass.const_expr(decoder.bits == 8):
+            seen = self.decode_steps(words, codes, half, group, fragment, known)
+            if cute.arch.vote_any_sync(decoder.special(seen)):
+                self.decode_exactly(words, codes, half, group, fragment)
+        elif known:
+            self.decode_steps(words, codes, half, group, fragment, Int32(0))
         else:
-            if rows_exist:
-                self.decode_steps(place, words, codes, half, group, fragment)
+            self.decode_exactly(words, codes, half, group, fragment)
 
-    def decode_steps(self, place: Place, words, codes, half: int, group: int, fragment):
-        """Decode a group; the result says whether it has to be repeated exactly."""
+    def decode_steps(self, words, codes, half: int, group: int, fragment, seen):
+        """Decode a group; returns `seen`, joined with its elements' fields (8-bit)."""
         decoder = self.weights.decoder
         registers = cute.recast_tensor(fragment, Int32)
         block, pairs = self.group_shape(group)
-        seen, used = Int32(0), []
         for v in range(2):
-            row_codes, marks, row_words = self.row(words, codes, 2 * block + v)
-            used.append(row_codes[0])
+            row_codes, row_words = self.row(words, codes, 2 * block + v)
             for index, pair in enumerate(pairs):
-                factors = decoder.factors(row_codes, marks, half, pair)
-                made, seen = decoder.pair_words(row_words, pair, factors, place.tables, seen)
+                factors = decoder.factors(row_codes, half, pair)
+                made, seen = decoder.pair_words(row_words, pair, factors, seen)
                 for i, word in enumerate(made):
                     registers[v + 2 * i + 8 * index] = word
-        return decoder.special(seen, used) if decoder.bits == 8 else None
+        return seen
 
-    def decode_exactly(self, words, codes, group: int, fragment) -> None:
-        """Decode a group of 8-bit elements by the path that serves every code."""
+    def decode_exactly(self, words, codes, half: int, group: int, fragment) -> None:
+        """Decode a group by the path that serves every code."""
         registers = cute.recast_tensor(fragment, Int32)
         block, pairs = self.group_shape(group)
         for v in range(2):
-            row_codes, _, row_words = self.row(words, codes, 2 * block + v)
+            row_codes, row_words = self.row(words, codes, 2 * block + v)
             for index, pair in enumerate(pairs):
-                made = self.weights.decoder.pair_exactly(row_words, pair, row_codes)
+                made = self.weights.decoder.pair_exactly(row_words, half, pair, row_codes)
                 for i, word in enumerate(made):
                     registers[v + 2 * i + 8 * index] = word
 
-    def row(self, words, codes, r: int) -> tuple[list, list, list]:
-        """(scale codes, their marks, words) of a thread's row number r."""
-        kept = [[codes[i, w, r] for w in range(self.weights.decoder.atoms_k)] for i in range(2)]
-        return *kept, [words[w, r] for w in range(self.weights.decoder.words)]
+    def row(self, words, codes, r: int) -> tuple[list, list]:
+        """(scale codes, words) of a thread's row number r."""
+        decoder = self.weights.decoder
+        return [codes[w, r] for w in range(decoder.atoms_k)], [
+            words[w, r] for w in range(decoder.words)
+        ]
 
     def multiply(self, group: int, fragment, columns, stage, accumulators):
         """Issue one group's WGMMAs as a commit group."""

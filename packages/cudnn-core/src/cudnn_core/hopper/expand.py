@@ -31,7 +31,7 @@ from .bits import (
     permute,
     store_global,
 )
-from .decode import e2m1_to_bf16, fp8_kind, fp32_scale, table_words
+from .decode import bf16_pair, e2m1_to_bf16, fp8_kind, fp32_scale
 from .operand import BlockScaledOperand
 from .schedule import at_most
 from .workspace import pitch
@@ -246,8 +246,8 @@ class Expand:
         if self.operand.scale == "float8_e4m3fn":
             factor, _ = e4m3_pair_to_bf16x2(code, 0)
         else:
-            factor = (fp32_scale(code) >> 16) * 0x10001
-        return [mul_bf16x2(v, factor) for v in e2m1_to_bf16(words[0], table_words())]
+            factor = bf16_pair(fp32_scale(code))
+        return [mul_bf16x2(v, factor) for v in e2m1_to_bf16(words[0])]
 
 
 @dataclass(frozen=True)

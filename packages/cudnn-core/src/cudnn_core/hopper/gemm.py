@@ -23,6 +23,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
+from cutlass.cute.nvgpu import cpasync
 
 from .tile import TileConfig
 
@@ -51,6 +52,8 @@ class HopperGemm:
         self.epilogue = epilogue
         self.follows = follows
         self.producers = getattr(body, "producers", 1)
+        # What the body's sums are to be multiplied by.
+        self.gain = getattr(body, "gain", 1.0)
         # Whether the body's first product of an item ignores what the accumulators hold.
         self.overwrites = getattr(body, "overwrites", False)
 
@@ -81,10 +84,14 @@ class HopperGemm:
         smem = SmemAllocator()
         buffers = self.body.allocate(smem)
         staging = self.epilogue.allocate(smem)
-        if thread == 0:
+        if warp == 0:
             self.body.initialize(buffers)
-            self.epilogue.initialize(staging)
+            if thread == 0:
+                self.epilogue.initialize(staging)
             cute.arch.mbarrier_init_fence()
+        if warp == 4 * self.tile.warpgroups:
+            cpasync.prefetch_descriptor(a.tma_atom)
+            cpasync.prefetch_descriptor(b.tma_atom)
         self.sync()
         consumers, producers = self.tile.registers
         if warp < 4 * self.tile.warpgroups:
@@ -159,7 +166,7 @@ class HopperGemm:
             if cutlass.const_expr(self.schedule.splits):
                 self.schedule.join(schedule, item, accumulators, thread)
             if has_tile:
-                self.epilogue.run(lives, item, accumulators, thread)
+                self.epilogue.run(lives, item, accumulators, thread, self.gain)
         self.epilogue.finish(lives, thread)
 
     def clear(self, accumulators) -> None:

@@ -17,9 +17,9 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from .bits import (
     bulk_load,
+    load_shared_u8,
     load_shared_u16,
     load_shared_u32,
-    load_shared_v4,
     opaque,
     permute,
 )
@@ -108,8 +108,14 @@ class BlockScaledOperand:
     def scale_bytes(self, rows: int) -> int:
         return self.row_atoms(rows) * self.decoder.atoms_k * ATOM_BYTES
 
-    def stage_bytes(self, rows: int) -> int:
-        return self.data_bytes(rows) + self.scale_bytes(rows)
+    def scale_group(self, pieces: int) -> int:
+        """How many of a stage's pieces have their scales in common."""
+        return min(pieces, self.decoder.scale_pieces)
+
+    def stage_bytes(self, rows: int, pieces: int = 1) -> int:
+        """Bytes of a raw stage with so many pieces of each row."""
+        scales = self.scale_bytes(rows) * (pieces // self.scale_group(pieces))
+        return self.data_bytes(rows) * pieces + scales
 
     def smem_layout(self, rows: int, stages: int):
         """Rows carry the 64-byte swizzle."""
@@ -165,10 +171,11 @@ class BlockScaledOperand:
             value = Int64(16)
         return cute.assume(value, divby=16)
 
-    def allocate(self, smem, rows: int, stages: int) -> OperandBuffers:
-        layout = self.smem_layout(rows, stages)
+    def allocate(self, smem, rows: int, stages: int, pieces: int = 1) -> OperandBuffers:
+        layout = self.smem_layout(rows, stages * pieces)
         data = smem.allocate_tensor(Uint8, layout.outer, 1024, swizzle=layout.inner)
-        scales = smem.allocate_array(Uint8, self.scale_bytes(rows) * stages, byte_alignment=128)
+        count = self.scale_bytes(rows) * stages * (pieces // self.scale_group(pieces))
+        scales = smem.allocate_array(Uint8, count, byte_alignment=128)
         return OperandBuffers(data, data.iterator.toint(), scales.toint())
 
     @cute.jit
@@ -208,12 +215,13 @@ class BlockScaledOperand:
         along_k = args.atoms.shape[1] - self.first_q(k_tile)
         return along_rows, at_most(along_k, Int32(self.decoder.atoms_k))
 
-    def scale_count(self, args: OperandArgs, rows: int, row0, k_tile) -> Int32:
+    def scale_count(self, args: OperandArgs, rows: int, row0, k_tile, pieces: int) -> Int32:
         """Bytes of a stage's scale atoms that exist."""
         atoms = Int32(0)
         for part in range(self.parts):
-            along_rows, along_k = self.valid_atoms(args, rows, row0, k_tile, part)
-            atoms += along_rows * along_k
+            for piece in range(0, pieces, self.decoder.scale_pieces):
+                along_rows, along_k = self.valid_atoms(args, rows, row0, k_tile + piece, part)
+                atoms += along_rows * at_least(along_k, Int32(0))
         return atoms * ATOM_BYTES
 
     def first_q(self, k_tile: Int32) -> Int32:
@@ -255,12 +263,12 @@ class BlockScaledOperand:
         """Where the share of a row of a quad's thread `lane4` begins in a stage."""
         # The 64-byte swizzle of the tensor map: bits 4-5 are xored with bits 7-8.
         at = row * ROW_BYTES + (((row >> 1) & 3) << 4)
-        return at + 2 * lane4 if self.decoder.bits == 8 else at
+        return at + lane4 * (self.decoder.bits // 4)
 
-    def load_words(self, at: Int32, down: int, half: int, select: Int32) -> list:
+    def load_words(self, at: Int32, down: int, half: int) -> list:
         """A thread's words of half a row that lies `down` rows below, as `Decoder` wants them.
 
-        at: the address of its share; select: see `selector`. Neither 8 nor 32 nor 64 rows down does a swizzle change.
+        at: the address of its share. Neither 8 nor 32 nor 64 rows down does a swizzle change.
         """
         words = []
         chunks = 4 // self.decoder.halves
@@ -270,15 +278,8 @@ class BlockScaledOperand:
                 lower, upper = load_shared_u16(piece), load_shared_u16(piece + 8)
                 words.append(permute(lower, upper, Int32(0x5140)))
             else:
-                # Byte t of each word: the whole quad reads the chunk, which costs one access.
-                w0, w1, w2, w3 = load_shared_v4(piece)
-                pairs = permute(w0, w1, select), permute(w2, w3, select)
-                words.append(permute(*pairs, Int32(0x5410)))
+                words += [load_shared_u8(piece + 4 * i) for i in range(4)]
         return words
-
-    def selector(self, lane4: Int32) -> Int32:
-        """What a quad's thread `lane4` picks its bytes with (FP4)."""
-        return opaque(lane4 * 0x11 + 0x40)
 
     def scale_stage(self, buffers: OperandBuffers, rows: int, stage: Int32) -> Int32:
         """The shared-memory address of a stage's scale atoms."""

@@ -33,11 +33,13 @@ class Ring:
         barriers = smem.allocate_array(cutlass.Int64, 2 * stages, byte_alignment=8)
         return Ring(barriers, barriers + stages, stages, producers, consumers, blocks)
 
-    def initialize(self) -> None:
-        """One thread of the block; a fence and a block barrier must follow."""
-        for stage in range(self.stages):
-            cute.arch.mbarrier_init(self.full + stage, self.producers)
-            cute.arch.mbarrier_init(self.empty + stage, self.consumers * self.blocks)
+    @cute.jit
+    def initialize(self):
+        """One warp of the block, a stage a lane; a fence and a block barrier must follow."""
+        lane = cute.arch.lane_idx()
+        if lane < self.stages:
+            cute.arch.mbarrier_init(self.full + lane, self.producers)
+            cute.arch.mbarrier_init(self.empty + lane, self.consumers * self.blocks)
 
     def producer_state(self) -> pipeline.PipelineState:
         return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)

@@ -23,6 +23,10 @@ from .schedule import DenseArgs, DenseSchedule, Divisor, WorkItem, at_least, at_
 
 # Named barriers PARTIAL + w: consumer warpgroup w has written, or may read, a partial tile.
 PARTIAL = 10
+# A raised flag. Flags start as anything: one that is raised by chance, once in 2^64, would do harm.
+RAISED = 0x6E1D94C3A7B2580F
+# Sums of other walkers that a thread loads at once.
+AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class StreamSchedule(DenseSchedule):
             share,
             total - share * sharers,
             cute.make_tensor(cute.recast_ptr(partials.iterator, dtype=Float32), partials.layout),
-            cute.make_tensor(cute.recast_ptr(flags.iterator, dtype=Int32), flags.layout),
+            cute.make_tensor(cute.recast_ptr(flags.iterator, dtype=Int64), flags.layout),
         )
 
     def walkers(self, args: StreamArgs, limit: Int32) -> Int32:
@@ -180,8 +184,7 @@ class StreamSchedule(DenseSchedule):
             tile = args.units.divide(self.start(args, own))
             first = self.walker_of(args, tile * args.units.value)
             self.await_parts(args, first, own, thread)
-            for walker in cutlass.range(first, own, unroll=1):
-                self.add(args, walker, accumulators, thread)
+            self.add(args, first, own, accumulators, thread)
 
     @cute.jit
     def leave(self, args: StreamArgs, walker, accumulators, thread):
@@ -199,7 +202,7 @@ class StreamSchedule(DenseSchedule):
         cute.arch.barrier(barrier_id=PARTIAL + group, number_of_threads=128)
         if thread % 128 == 0:
             flag = self.flag(args, walker, group)
-            cute.arch.store(flag, Int32(1), sem="release", scope="gpu")
+            cute.arch.store(flag, Int64(RAISED), sem="release", scope="gpu")
 
     @cute.jit
     def await_parts(self, args: StreamArgs, first, end, thread):
@@ -207,20 +210,27 @@ class StreamSchedule(DenseSchedule):
         group = thread // 128
         for walker in cutlass.range(first + thread % 128, end, 128, unroll=1):
             flag = self.flag(args, walker, group)
-            raised = Int32(0)
-            while raised == 0:
-                raised = cute.arch.load(flag, Int32, sem="acquire", scope="gpu")
-            cute.arch.store(flag, Int32(0), sem="relaxed", scope="gpu")
+            raised = Int64(0)
+            while raised != RAISED:
+                raised = cute.arch.load(flag, Int64, sem="acquire", scope="gpu")
+            cute.arch.store(flag, Int64(0), sem="relaxed", scope="gpu")
         cute.arch.barrier(barrier_id=PARTIAL + group, number_of_threads=128)
 
     @cute.jit
-    def add(self, args: StreamArgs, walker, accumulators, thread):
-        """Add a partial tile."""
+    def add(self, args: StreamArgs, first, end, accumulators, thread):
+        """Add the partial tiles of walkers first .. end-1, in their order."""
         per_block = cutlass.const_expr(self.tile.columns // 2)
-        source = self.slot(args, walker, thread, self.tile.m_blocks * per_block)
-        for m in cutlass.range_constexpr(self.tile.m_blocks):
-            for i in cutlass.range_constexpr(per_block // 4):
-                four = cute.make_rmem_tensor(4, Float32)
-                cute.autovec_copy(source[None, m * (per_block // 4) + i], four)
-                for j in cutlass.range_constexpr(4):
-                    accumulators[m][4 * i + j] = accumulators[m][4 * i + j] + four[j]
+        values = cutlass.const_expr(self.tile.m_blocks * per_block)
+        batch = cutlass.const_expr(max(1, AT_ONCE // values))
+        loaded = cute.make_rmem_tensor((4, values // 4, batch), Float32)
+        for start in cutlass.range(first, end, batch, unroll=1):
+            loaded.fill(0.0)
+            for b in cutlass.range_constexpr(batch):
+                if start + b < end:
+                    source = self.slot(args, start + b, thread, values)
+                    for i in cutlass.range_constexpr(values // 4):
+                        cute.autovec_copy(source[None, i], loaded[None, i, b])
+            for b in cutlass.range_constexpr(batch):
+                for i in cutlass.range_constexpr(values):
+                    m, at = i // per_block, i % per_block
+                    accumulators[m][at] = accumulators[m][at] + loaded[i % 4, i // 4, b]

@@ -24,6 +24,8 @@ class TileConfig:
     they are columns of C, and the kernel computes tiles of its transpose.
     cluster: thread blocks along M and along N that work side by side and share what they load.
     stages: ring depth of operands that the tensor core reads. raw_stages: of those that are decoded.
+    raw_pieces: pieces of 64 bytes of each row in a raw stage. units: of 64 K elements in a stage that
+    the tensor core reads beside decoded operands; 0: as many as in a raw stage.
     promote_k: None, or how many K elements the tensor core sums before its FP32 result is added
     to a second FP32 accumulator; the tensor core truncates each addition, so long sums drift.
     skew: how many stages the second of two warpgroups that share tiles runs behind the first; so much
@@ -39,6 +41,8 @@ class TileConfig:
     cluster: tuple[int, int] = (1, 1)
     stages: int = 4
     raw_stages: int = 4
+    raw_pieces: int = 1
+    units: int = 1
     promote_k: int | None = None
     skew: int = 0
     raster: int = 8
@@ -121,6 +125,8 @@ def _schedule(tile: TileConfig) -> str | None:
         return f"cluster must be (1, 1), (2, 1) or (1, 2), got {tile.cluster}"
     if min(tile.stages, tile.raw_stages) < 2:
         return "every ring needs two stages at least"
+    if max(tile.stages, tile.raw_stages) > 32:
+        return "the lanes of one warp set a ring up: it has 32 stages at most"
     if tile.skew < 0 or (tile.skew and tile.sharers != 2):
         return f"skew takes two warpgroups that share tiles, got {tile.skew}"
     if tile.raster < 1:

@@ -20,5 +20,5 @@ def partial_bytes(tile: TileConfig, blocks: int) -> int:
 
 
 def flag_bytes(tile: TileConfig, blocks: int) -> int:
-    """Bytes of the workspace for flags, which must be zero at first and is zero again afterwards."""
-    return blocks * tile.sharers * 4
+    """Bytes of the workspace for flags, which may hold anything at first."""
+    return blocks * tile.sharers * 8

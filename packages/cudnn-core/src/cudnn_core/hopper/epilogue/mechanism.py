@@ -64,8 +64,15 @@ class Epilogue:
             r.start_tile(live, item, thread)
 
     @cute.jit
-    def run(self, lives: cutlass.Constexpr, item: cutlass.Constexpr, accumulators, thread):
-        """One tile, by the consumer threads, when its sums are complete."""
+    def run(
+        self,
+        lives: cutlass.Constexpr,
+        item: cutlass.Constexpr,
+        accumulators,
+        thread,
+        gain: cutlass.Constexpr = 1.0,
+    ):
+        """One tile, by the consumer threads, when its sums, times `gain`, are complete."""
         count = cutlass.const_expr(self.fragments.width // 2)
         warp = cute.arch.make_warp_uniform(thread // 32)
         self.clear(item, accumulators, warp, thread)
@@ -73,6 +80,8 @@ class Epilogue:
         for index in cutlass.range_constexpr(self.fragments.count):
             block, part = divmod(index, self.fragments.per_block)
             values = [accumulators[block][part * count + i] for i in range(count)]
+            if cutlass.const_expr(gain != 1.0):
+                values = [Float32(gain) * value for value in values]
             # Places are worked out anew, where they could not be kept for the next subtile.
             own = opaque(thread) if crowded else thread
             self.subtile(lives, self.fragments.frame(item, warp, own, index), values)

@@ -1,0 +1,134 @@
+"""Producer warps of the bodies with one block-scaled side: a ring of raw stages, a ring of activations.
+
+May import: the CuTe DSL, matrix.py, operand.py, tile.py.
+
+A raw stage of FP4 is as long as two of activations, or more, so there are two rings, with a warp each.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from .matrix import MatrixArgs
+from .operand import OperandArgs
+
+# K elements of a unit: a stage of activations holds some of them.
+UNIT_K = 64
+
+
+class Loads:
+    """What a body with fields `tile`, `weights`, `activations` and `follows` inherits.
+
+    follows: whether the kernel ahead in the stream writes (weights, activations). Buffers have
+    `weights`, `activations` and the rings `raw` and `ring`.
+    """
+
+    producers = 2
+
+    @property
+    def stage_k(self) -> int:
+        """K elements of a raw stage."""
+        return self.tile.raw_pieces * self.weights.decoder.tile_k
+
+    @property
+    def stage_units(self) -> int:
+        """Units of a raw stage."""
+        return self.stage_k // UNIT_K
+
+    @property
+    def units(self) -> int:
+        """Units of a stage of activations."""
+        return self.tile.units or self.stage_units
+
+    def raw_tiles(self, k_count: Int32) -> Int32:
+        """Raw stages of an item."""
+        return (k_count + self.stage_k - 1) // self.stage_k
+
+    def producer_state(self, buffers, part: int):
+        return (buffers.raw, buffers.ring)[part].producer_state()
+
+    def scale_stage(self, stage: Int32, piece: int) -> Int32:
+        """Where the scales of a piece of a raw stage lie, counted in what one piece or one atom needs."""
+        group = self.weights.scale_group(self.tile.raw_pieces)
+        return stage * (self.tile.raw_pieces // group) + piece // group
+
+    def existing_blocks(self, weights: OperandArgs, k_tile) -> Int32:
+        """How many blocks from the K tile's first on lie inside K."""
+        decoder = self.weights.decoder
+        return (weights.k + decoder.sf_vec - 1) // decoder.sf_vec - k_tile * decoder.blocks
+
+    @cute.jit
+    def produce(
+        self,
+        buffers,
+        weights: OperandArgs,
+        activations: MatrixArgs,
+        item,
+        state,
+        part: cutlass.Constexpr,
+    ):
+        """One warp: fill its ring for one work item. Waits on empty, signals full."""
+        if cutlass.const_expr(self.follows[part]):
+            cute.arch.griddepcontrol_wait()
+        if cutlass.const_expr(part == 0):
+            return self.produce_weights(buffers, weights, item, state)
+        return self.produce_activations(buffers, activations, item, state)
+
+    @cute.jit
+    def produce_weights(self, buffers, weights: OperandArgs, item, state):
+        rows, ring = self.tile.bn, buffers.raw
+        pieces = cutlass.const_expr(self.tile.raw_pieces)
+        shared, source = self.weights.partition(
+            weights, buffers.weights, rows, item.n0, item.k0, item.batch
+        )
+        first = item.k0 // self.weights.decoder.tile_k
+        for i in cutlass.range(self.raw_tiles(item.k_count), unroll=1):
+            ring.wait_empty(state)
+            barrier = ring.full + state.index
+            count = self.weights.scale_count(weights, rows, item.n0, first + i * pieces, pieces)
+            count += self.weights.data_bytes(rows) * pieces
+            with cute.arch.elect_one():
+                ring.expect(state, count)
+            for p in cutlass.range_constexpr(pieces):
+                cute.copy(
+                    weights.tma_atom,
+                    source[None, i * pieces + p],
+                    shared[None, state.index * pieces + p],
+                    tma_bar_ptr=barrier,
+                )
+            with cute.arch.elect_one():
+                for p in cutlass.range_constexpr(0, pieces, self.weights.decoder.scale_pieces):
+                    self.weights.load_scales(
+                        weights,
+                        buffers.weights,
+                        rows,
+                        item.n0,
+                        first + i * pieces + p,
+                        item.batch,
+                        self.scale_stage(state.index, p),
+                        barrier.toint(),
+                    )
+            state.advance()
+        return state
+
+    @cute.jit
+    def produce_activations(self, buffers, activations: MatrixArgs, item, state):
+        columns, ring = self.tile.bm, buffers.ring
+        shared, source = self.activations.partition(
+            activations, buffers.activations, columns, item.m0, item.k0, item.batch
+        )
+        units = cutlass.const_expr(self.units)
+        stages = self.raw_tiles(item.k_count) * (self.stage_units // units)
+        for i in cutlass.range(stages, unroll=1):
+            ring.wait_empty(state)
+            with cute.arch.elect_one():
+                ring.expect(state, Int32(self.activations.stage_bytes(columns) * units))
+            for u in cutlass.range_constexpr(units):
+                self.activations.copy(
+                    activations,
+                    source[None, i * units + u],
+                    shared[None, state.index * units + u],
+                    ring.full + state.index,
+                )
+            state.advance()
+        return state

@@ -176,6 +176,13 @@ def test_workspaces_hold_whole_splits(layout, width):
                 assert nbytes == 4 * (width + 1) * d * splits < 2**27
 
 
+def test_rows_are_split_where_channels_are_few():
+    config = BackwardConv(B, B, B, 4, "silu", "t")
+    assert splits_of(config, 8, 4096, 4096) == splits_of(config, 64, 5120, 128) == 1
+    assert splits_of(config, 1, 64, 2**20) == 4
+    assert splits_of(config, 1, 1, 4096) == 1
+
+
 def test_packed_sequences_have_a_workspace_of_their_own():
     packed = problem((1, 64, 100), cu_seqlens=("int32", (4,)))
     assert [w.nbytes for w in workspaces_backward(packed)][1:] == [400]

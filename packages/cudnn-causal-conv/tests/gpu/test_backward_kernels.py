@@ -51,6 +51,8 @@ WIDTHS = [
     ]
     for layout in ("t", "t odd", "d", "any")
 ]
+# Four-byte elements whose taps reach over two 16-byte pieces.
+LONG_REACH = next(case for case in WIDTHS if (case.x, case.width) == ("float32", 8))
 SEQUENCES = [
     Case((1, 24, sum(LENGTHS[name])), width, layout=layout, sequences=LENGTHS[name])
     for name in LENGTHS
@@ -200,6 +202,32 @@ def test_repeats_are_bit_equal(layout):
 @pytest.mark.parametrize("splits", [1, 2, 3, 7, 64])
 def test_any_number_of_splits_is_right(layout, splits):
     case = Case((3, 40, 1100), layout=layout)
+    named, dx, around = operands(case)
+    got = backward.run(named, dx, around, splits=splits)
+    backward.check(got, backward.law(named), cases.ROUNDOFF)
+
+
+@pytest.mark.parametrize("layout", ["t", "t odd", "any"])
+@pytest.mark.parametrize("form", [Case((1, 1, 1)), LONG_REACH], ids=["short", "long"])
+@pytest.mark.parametrize("splits", [1, 2, 5])
+def test_rows_of_every_length(layout, form, splits):
+    """Around the ends of runs and chunks, for all numbers of lanes that share a row."""
+    for end in (16, 32, 64, 128, 256, 512, 1024):
+        for tokens in (end - 7, end, end + 1):
+            case = replace(form, shape=(3, 19, tokens), layout=layout)
+            named, dx, around = operands(case)
+            got = backward.run(named, dx, around, case.activation, splits)
+            backward.check(got, backward.law(named, case.activation), cases.ROUNDOFF)
+
+
+@pytest.mark.parametrize("layout", ["t", "t odd", "any"])
+@pytest.mark.parametrize(
+    "shape", [(1, 1100, 1500), (3, 1061, 600), (2, 1100, 1500), (6, 530, 700), (9, 1057, 40)]
+)
+@pytest.mark.parametrize("splits", [1, 3])
+def test_warps_share_channels_or_not(layout, shape, splits):
+    """With so many channels, one, two or four warps walk over the rows of each."""
+    case = Case(shape, layout=layout)
     named, dx, around = operands(case)
     got = backward.run(named, dx, around, splits=splits)
     backward.check(got, backward.law(named), cases.ROUNDOFF)

@@ -12,7 +12,7 @@ from cutlass import Boolean, Int32, Int64
 
 from .backward_channels import ChannelColumns
 from .backward_states import InitialStates, Names
-from .backward_tokens import TokenRows, fold_of
+from .backward_tokens import TokenRows
 from .backward_wide import WideInitialStates, WideRows
 from .config import CHUNK, VECTOR_BYTES, WIDEST_UNROLLED
 from .launch import RANKS, address_of, fake, multiple, steps_of
@@ -90,14 +90,14 @@ class Backward:
 
     @cute.jit
     def _main(self, named: cutlass.Constexpr, splits: Int32, stream: cuda.CUstream):
-        tokens = named["x"].shape[2]
         if cutlass.const_expr(self.config.has_cu_seqlens):
+            tokens = named["x"].shape[2]
             Names().launch(named["cu_seqlens"], named["ids"], tokens, stream)
         arrays, numbers = [named.get(name) for name in MAIN], [splits]
         if cutlass.const_expr(isinstance(self.scalar, TokenRows)):
             rows = [address_of(named["x"]), *steps_of(named["x"], 0, 1)]
             spare = Int32(0) if multiple(rows, VECTOR_BYTES) else Int32(CHUNK - 1)
-            numbers += [fold_of(tokens), spare]
+            numbers.append(spare)
         if cutlass.const_expr(self.vector is None):
             self.scalar.launch(arrays, *numbers, stream)
         else:

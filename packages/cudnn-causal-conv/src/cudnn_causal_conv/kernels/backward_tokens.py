@@ -1,13 +1,16 @@
 """Backward over token-contiguous rows: (B, D, T) with T innermost, or any strides, slower.
 
-`lanes` lanes of a warp share a chunk of 8 * lanes tokens of a row, eight consecutive ones each, and the warp walks its
-chunks from the last to the first. Then what a chunk's last inputs get from later tokens was computed one step before:
-the gradients dz of the first tokens of the later chunk wait in registers of lane 0. Inputs before a lane's own are
-loaded, not exchanged: they lie in the cache. Weight gradients stay in registers for the whole walk.
+A warp walks the chunks of its rows from the last to the first. A chunk is `runs` runs of 8 * lanes tokens, eight
+consecutive ones a lane, taken from the last run to the first. Then what a run's last inputs get from later tokens was
+computed one step before: the gradients dz of the first tokens of the later run wait in registers of lane 0. Inputs
+before a lane's own are in shared memory, where the lane to the left asked for its own. Weight gradients stay in
+registers for the whole walk. A team of a block's warps shares the channels and adds up in order.
 
 Chunks start at multiples of 16 bytes in memory, so a row of x whose first address is no such multiple begins `skew`
 tokens into its first lane; what lies in a lane before the row or after it counts as tokens that do not exist.
 """
+
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -15,47 +18,22 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint32
 
 from . import arithmetic, memory, parts
 from .config import CHUNK as TOKENS
-from .config import ELEMENT_BYTES, VECTOR_BYTES
+from .config import ELEMENT_BYTES, ROW_RUNS, ROW_WARPS, VECTOR_BYTES
+from .launch import divisor
 from .reduce import Totals, settle
+from .row_walk import MOST_ROWS, Numbers, Walk, fold_of, skew_of, team_of
 
 
-class Walk:
-    """Where this thread is: its channel, its place among the lanes of a row, its warp's chunks."""
+class Ahead(NamedTuple):
+    """What to copy next, and where to: a slot, addresses of the rows of x and dout, chunk, first token of the lane in
+    chunk 0.
+    """
 
-    def __init__(self, warps, x, splits, fold, spare, margin):
-        self.batches, self.channels, self.tokens = x.shape
-        # What costs nothing to compute again need not wait in registers: no division.
-        self.lanes, self.spare = Int32(1) << fold, spare
-        thread, _, _ = cute.arch.thread_idx()
-        tile, self.split, _ = cute.arch.block_idx()
-        lane = thread % 32
-        self.lane = lane & (self.lanes - 1)
-        self.peer = (lane - self.lane) + ((self.lane + 1) & (self.lanes - 1))
-        row = (tile * warps + thread // 32) * (Int32(32) >> fold) + (lane >> fold)
-        self.exists = row < self.channels
-        # Lanes without a channel keep the warp whole; they store nothing.
-        self.channel = cutlass.min(row, self.channels - 1)
-        self.step, self.own = self.lanes * TOKENS, self.lane * TOKENS
-        self.per_row = (self.tokens + spare + self.step - 1) // self.step
-        # The chunks of a row whose tokens all exist, `margin` of them after the chunk too.
-        self.plain_first = cutlass.min(spare, 1)
-        self.plain_end = cutlass.max(self.tokens - margin, 0) // self.step
-        total = self.batches * self.per_row
-        share = (total + splits - 1) // splits
-        # Whole rows where there are several: no chunk is computed twice.
-        share = parts.choose(
-            share > self.per_row,
-            (share + self.per_row - 1) // self.per_row * self.per_row,
-            share,
-        )
-        self.first = cutlass.min(self.split * share, total)
-        self.end = cutlass.min(self.first + share, total)
-
-
-def skew_of(walk, address, dtype):
-    """Tokens of a row that its first 16 bytes leave out."""
-    low = Int32(address & Int64(VECTOR_BYTES - 1))
-    return cutlass.min(low // ELEMENT_BYTES[dtype], walk.spare)
+    slot: Int32
+    x: Int64
+    dout: Int64
+    chunk: Int32
+    own: Int32
 
 
 class TokenRows:
@@ -65,35 +43,49 @@ class TokenRows:
         self,
         config,
         vector: bool,
-        warps: int = 2,
         depth: int = 3,
         group: int = 4,
-        blocks_per_sm: int = 0,
+        blocks_per_sm: int | None = None,
     ):
         self.config, self.vector = config, vector
-        self.warps, self.depth = warps, depth if vector else 1
-        # Of a ring's slot: 16 bytes of each thread, of which a short halo leaves some empty.
-        self.piece = VECTOR_BYTES * 32 * warps
-        self.blocks_per_sm = blocks_per_sm
+        self.runs, self.depth = ROW_RUNS, depth if vector else 1
         # Tokens whose gradients are computed side by side.
         self.group = group
-        self.carveout = 50 if vector else 0
+        self.carveout = 100 if vector else 0
         self.history = config.width - 1
-        # Inputs before a lane's own that one access brings.
+        # Inputs before a lane's own that it reads: of the lane to the left.
         self.halo = 4 if self.history <= 4 else 8
         self.segmented = config.has_seq_idx or config.has_cu_seqlens
-        size = ELEMENT_BYTES[config.x]
-        # A thread's bytes of a chunk: own inputs, inputs before them, gradients of outputs.
-        self.sizes = (TOKENS * size, self.halo * size, TOKENS * size)
-        self.slot = sum(-(-size // VECTOR_BYTES) for size in self.sizes) * self.piece
+        self.size = ELEMENT_BYTES[config.x]
+        # Of a lane's run of one array. Each piece of a warp lies together: inputs with one more before each row's
+        # own, for the halo of its first lane.
+        self.pieces = TOKENS * self.size // VECTOR_BYTES
+        self.x_bytes = VECTOR_BYTES * (32 * self.runs + MOST_ROWS)
+        self.dout_bytes = VECTOR_BYTES * 32 * self.runs
+        self.slot = self.pieces * (self.x_bytes + self.dout_bytes)
+        # As many as the registers of a multiprocessor hold: fewer leave too few bytes on their way.
+        fitting = 4 - self.segmented if config.width <= 4 and vector else 2
+        self.blocks_per_sm = fitting if blocks_per_sm is None else blocks_per_sm
 
     @cute.jit
-    def launch(self, arrays: cutlass.Constexpr, splits, fold, spare, stream):
-        """arrays: as `_kernel` takes them, and the other numbers too."""
-        rows = Int32(32 * self.warps) >> fold
-        self._kernel(*arrays, splits, fold, spare).launch(
-            grid=[(arrays[0].shape[1] + rows - 1) // rows, splits, 1],
-            block=[32 * self.warps, 1, 1],
+    def launch(self, arrays: cutlass.Constexpr, splits, spare, stream):
+        """arrays: as `_kernel` takes them; splits: parts of the sums; spare: see Numbers."""
+        batches, channels, tokens = arrays[0].shape
+        fold = fold_of(tokens, self.runs)
+        reach = Int32(TOKENS * self.runs) << fold
+        per_row = (tokens + spare + reach - 1) // reach
+        rows = Int32(32) >> fold
+        team = team_of(batches, (channels + rows - 1) // rows)
+        walks = splits << team
+        share = (batches * per_row + walks - 1) // walks
+        # Whole rows where there are several: no chunk is computed twice.
+        if share > per_row:
+            share = (share + per_row - 1) // per_row * per_row
+        rows = (rows * ROW_WARPS) >> team
+        numbers = (splits, fold, team, spare, per_row, share)
+        self._kernel(*arrays, numbers, divisor(per_row)).launch(
+            grid=[(channels + rows - 1) // rows, splits, 1],
+            block=[32 * ROW_WARPS, 1, 1],
             min_blocks_per_mp=self.blocks_per_sm,
             preferred_smem_carveout=self.carveout,
             stream=stream,
@@ -114,115 +106,149 @@ class TokenRows:
         dweight: cute.Tensor,
         dbias,
         partials: cute.Tensor,
-        splits: Int32,
-        fold: Int32,
-        spare: Int32,
+        numbers: tuple,
+        by_row: cute.FastDivmodDivisorV2,
     ):
-        """fold: log2 of the lanes that share a row. spare: the largest skew of a row of x."""
+        """numbers: as Numbers; by_row: for divisions by its per_row."""
         config = self.config
+        numbers = Numbers(*numbers)
         margin = self.history if dfinal is not None else 0
-        walk = Walk(self.warps, x, splits, fold, spare, margin)
-        taps = parts.Taps(config, weight, bias, walk.channel)
+        walk = Walk(x, numbers, self.runs, margin)
         sums = cute.make_rmem_tensor(config.width + 1, Float32)
-        carry = cute.make_rmem_tensor(self.history, Float32)
         for j in cutlass.range_constexpr(config.width + 1):
             sums[j] = Float32(0.0)
-        for k in cutlass.range_constexpr(self.history):
-            carry[k] = Float32(0.0)
         # A walk that ends inside a row first computes the gradients of the chunk after it.
+        _, rest = divmod(walk.end, by_row)
         warm = Int32(0)
-        if walk.end % walk.per_row != 0:
+        if rest != 0:
             warm = Int32(1)
         chunks = walk.end - walk.first
         if chunks > 0:
             chunks = chunks + warm
-        operands = parts.Operands(x, ids, bounds, initial, dout, dfinal, dx)
-        self._walk(walk, taps, operands, walk.end + warm - 1, chunks, warm, sums, carry)
+            operands = parts.Operands(x, ids, bounds, initial, dout, dfinal, dx)
+            b, c = divmod(walk.end + warm - 1, by_row)
+            self._walk(walk, (weight, bias), operands, b, c, chunks, warm, sums)
         # The launch that adds the splits may begin to wait for the last blocks.
         cute.arch.griddepcontrol_launch_dependents()
-        self._finish(walk, Totals(dweight, dbias, partials, splits), sums)
+        self._finish(walk, Totals(dweight, dbias, partials, numbers.splits), sums)
 
     @cute.jit
-    def _walk(self, walk, taps, operands, start, chunks, warm, sums, carry):
-        """Chunks from number `start` of all rows backwards; the copies run ahead of the sums."""
+    def _walk(self, walk, filters: cutlass.Constexpr, operands, b, c, chunks, warm, sums):
+        """Chunks from number c of row b backwards; the copies run ahead of the sums."""
         dtype, ahead = self.config.x, self.depth - 1
         tensors = (operands.x, operands.dout, operands.dx)
-        b, c = start // walk.per_row, start % walk.per_row
-        copied = c
-        # Where the rows begin: two of the copies, one of the stores; and the lane's first token in them, less c * step.
+        # Where the rows begin: two of the copies, one of the stores; and the lane's first token in them, less
+        # c * reach.
         x, dout, target = (memory.address(tensor, b, walk.channel) for tensor in tensors)
-        back = [Int64(tensor.stride[0]) * ELEMENT_BYTES[dtype] for tensor in tensors]
-        copied_own = walk.own - skew_of(walk, x, dtype)
-        own, low = copied_own, Int32(x & Int64(VECTOR_BYTES - 1))
-        fill, take, limit = Int32(0), Int32(0), Int32(0)
+        back = [Int64(tensor.stride[0]) * self.size for tensor in tensors]
+        own, low = walk.own - skew_of(walk, x, dtype), Int32(x & Int64(VECTOR_BYTES - 1))
+        coming = Ahead(Int32(0), x, dout, c, own)
+        begin = end = take = Int32(0)
+        carry = cute.make_rmem_tensor(self.history, Float32)
+        for k in cutlass.range_constexpr(self.history):
+            carry[k] = Float32(0.0)
         if cutlass.const_expr(self.vector):
-            ring = cute.arch.alloc_smem(Uint8, self.depth * self.slot, alignment=16)
-            thread, _, _ = cute.arch.thread_idx()
-            fill = take = Int32(ring.toint()) + thread * VECTOR_BYTES
-            limit = fill + self.depth * self.slot
-        for i in cutlass.range(-ahead, chunks, unroll=1):
+            ring = cute.arch.alloc_smem(
+                Uint8, ROW_WARPS * self.depth * self.slot, alignment=VECTOR_BYTES
+            )
+            begin = take = Int32(ring.toint()) + walk.warp * (self.depth * self.slot)
+            end = begin + self.depth * self.slot
+            coming = coming._replace(slot=begin)
+            for i in cutlass.range(ahead, unroll=1):
+                coming = self._request(walk, coming, back, i < chunks, begin, end)
+        taps = parts.Taps(self.config, *filters, walk.channel)
+        for i in cutlass.range(chunks, unroll=1):
             if cutlass.const_expr(self.vector):
-                if i + ahead < chunks:
-                    self._fetch(walk, fill, x, dout, copied * walk.step + copied_own)
-                    copied = copied - 1
-                    if copied < 0:
-                        cute.arch.sync_warp()
-                        copied = walk.per_row - 1
-                        x, dout = x - back[0], dout - back[1]
-                        copied_own = walk.own - skew_of(walk, x, dtype)
-                parts.close_ahead()
-                fill = self._next(fill, limit)
-            if i >= 0:
-                where = (b, c, c * walk.step + own, i >= warm, target)
-                self._chunk(walk, taps, take, where, operands, sums, carry)
-                take = self._next(take, limit)
-                c = c - 1
-                if c < 0:
-                    cute.arch.sync_warp()
-                    c = walk.per_row - 1
-                    b = b - 1
-                    target = target - back[2]
-                    low = low - Int32(back[0] & Int64(VECTOR_BYTES - 1))
-                    own = walk.own - skew_of(walk, Int64(low), dtype)
+                parts.wait_ahead(ahead - 1)
+                # What other lanes copied is there now, and nobody reads the slot that comes next.
+                cute.arch.sync_warp()
+                coming = self._request(walk, coming, back, i + ahead < chunks, begin, end)
+            where = (b, c, c * walk.reach + own, i >= warm, target)
+            self._chunk(walk, taps, take, where, operands, sums, carry)
+            take = self._after(take, begin, end)
+            c = c - 1
+            if c < 0:
+                c = walk.per_row - 1
+                b = b - 1
+                target = target - back[2]
+                low = low - Int32(back[0] & Int64(VECTOR_BYTES - 1))
+                own = walk.own - skew_of(walk, Int64(low), dtype)
+                for k in cutlass.range_constexpr(self.history):
+                    carry[k] = Float32(0.0)
 
-    def _next(self, place, limit):
+    def _after(self, slot, begin, end):
         """The slot after this one."""
-        place = place + self.slot
-        return parts.choose(place == limit, place - self.depth * self.slot, place)
+        slot = slot + self.slot
+        return parts.choose(slot == end, begin, slot)
+
+    @cute.jit
+    def _request(self, walk, coming, back: cutlass.Constexpr, wanted, begin, end):
+        """Starts the copies of the next chunk, if there is one, and closes a group of copies."""
+        slot, x, dout, chunk, own = coming
+        if wanted:
+            self._fetch(walk, slot, x, dout, chunk * walk.reach + own)
+            chunk = chunk - 1
+            if chunk < 0:
+                chunk = walk.per_row - 1
+                x, dout = x - back[0], dout - back[1]
+                own = walk.own - skew_of(walk, x, self.config.x)
+        parts.close_ahead()
+        return Ahead(self._after(slot, begin, end), x, dout, chunk, own)
 
     @cute.jit
     def _fetch(self, walk, slot, x, dout, t):
         """Starts the copies of a chunk. Lanes that reach over an end of the row load later: see `_ragged`."""
-        size = ELEMENT_BYTES[self.config.x]
-        if t >= 0 and t <= walk.tokens - TOKENS:
-            own = parts.step_from(x, t, Int32(size))
-            self._copy(slot, own, 0)
-            self._copy(slot, parts.step_from(dout, t, Int32(size)), 2)
-            # Nothing stands before a row. With a skew, the second lane's reach begins before the row, in the same
-            # 16 bytes.
-            if t > 0:
-                self._copy(slot, own - self.halo * size, 1)
+        size = Int32(self.size)
+        own, given = parts.step_from(x, t, size), parts.step_from(dout, t, size)
+        at = slot + self._place(walk, 0)
+        if walk.lane == 0 and t >= 0 and t <= walk.tokens:
+            # Nothing stands before a row.
+            there = parts.choose(t > 0, Int32(VECTOR_BYTES), Int32(0))
+            for i in cutlass.range_constexpr(self.pieces - self.halo_pieces, self.pieces):
+                parts.copy_ahead(
+                    at + i * self.x_bytes - VECTOR_BYTES,
+                    own - (self.pieces - i) * VECTOR_BYTES,
+                    VECTOR_BYTES,
+                    there,
+                )
+        for run in cutlass.range_constexpr(self.runs):
+            first = t + run * walk.step
+            if first >= 0 and first <= walk.tokens - TOKENS:
+                for i in cutlass.range_constexpr(self.pieces):
+                    ahead = Int64(run * walk.step * self.size + i * VECTOR_BYTES)
+                    at = slot + self._place(walk, run) + i * self.x_bytes
+                    parts.copy_ahead(at, own + ahead, VECTOR_BYTES)
+                    at = slot + self._given(walk, run, i)
+                    parts.copy_ahead(at, given + ahead, VECTOR_BYTES)
 
-    def _pieces(self, which):
-        """(offset in a slot, offset in memory, bytes) of the copies of inputs, halo or gradients."""
-        each = min(VECTOR_BYTES, self.sizes[which])
-        count = self.sizes[which] // each
-        first = sum(-(-size // VECTOR_BYTES) for size in self.sizes[:which])
-        return [((first + i) * self.piece, i * each, each) for i in range(count)]
+    @property
+    def halo_pieces(self) -> int:
+        """Pieces of the lane to the left that the halo lies in."""
+        return -(-self.halo * self.size // VECTOR_BYTES)
 
-    def _copy(self, slot, place, which):
-        for at, offset, each in self._pieces(which):
-            parts.copy_ahead(slot + at, place + offset, each)
+    def _place(self, walk, run):
+        """Where in a slot the first piece of the lane's inputs of a run lies; the left lane's is before it."""
+        row = walk.group * (walk.lanes * self.runs + 1) + 1
+        return (row + run * walk.lanes + walk.lane) * VECTOR_BYTES
 
-    def _words(self, slot):
-        """The words of a chunk, after its copies have come."""
-        parts.wait_ahead(self.depth - 1)
-        return [
-            word
-            for which in range(3)
-            for at, _, each in self._pieces(which)
-            for word in parts.load_shared(slot + at, each // 4)
+    def _given(self, walk, run, piece):
+        """The same of its gradients of outputs."""
+        lane = walk.thread % 32
+        start = self.pieces * self.x_bytes + piece * self.dout_bytes
+        return start + (run * 32 + lane) * VECTOR_BYTES
+
+    def _words(self, walk, slot, run):
+        """The words of a run, after its copies have come: inputs, those before them, gradients of outputs."""
+        at = slot + self._place(walk, run)
+        own = [parts.load_shared(at + i * self.x_bytes, 4) for i in range(self.pieces)]
+        count = parts.words_in(self.config.x, self.halo)
+        each = min(count, 4)
+        halo = [
+            parts.load_shared(at + i * self.x_bytes - 4 * each, each)
+            for i in range(self.pieces - self.halo_pieces, self.pieces)
         ]
+        given = [parts.load_shared(slot + self._given(walk, run, i), 4) for i in range(self.pieces)]
+        return [word for piece in (*own, *halo, *given) for word in piece]
 
     def _gather_all(self, walk, operands, b, t):
         """What `_fetch` copies, one by one."""
@@ -244,52 +270,109 @@ class TokenRows:
 
     @cute.jit
     def _chunk(self, walk, taps, slot, where, operands, sums, carry):
-        b, c, t, own, _target = where
-        history = self.history
-        if c == walk.per_row - 1:
-            for k in cutlass.range_constexpr(history):
-                carry[k] = Float32(0.0)
-        plain = own and c >= walk.plain_first and c < walk.plain_end
+        """The runs of a chunk, the last one first."""
+        b, c, t, own, target = where
+        if own:
+            first = c * self.runs
+            whole = first >= walk.plain_first and first + self.runs <= walk.plain_end
+            if cutlass.const_expr(self.segmented):
+                whole = False
+            if whole:
+                for i in cutlass.range_constexpr(self.runs):
+                    run = self.runs - 1 - i
+                    where = (b, c, t + run * walk.step, own, target)
+                    self._plain_run(walk, taps, slot, run, where, operands, sums, carry)
+            else:
+                for i in cutlass.range(self.runs, unroll=1):
+                    run = self.runs - 1 - i
+                    where = (b, c, t + run * walk.step, own, target)
+                    self._run(walk, taps, slot, run, where, operands, sums, carry)
+        else:
+            # Of the chunk after the walk's own, nothing but the first gradients counts.
+            self._run(walk, taps, slot, 0, where, operands, sums, carry)
+
+    @cute.jit
+    def _run(self, walk, taps, slot, run, where, operands, sums, carry):
+        """One run, if it is not wholly behind the row."""
+        b, c, _t, own, _target = where
+        number = c * self.runs + run
+        plain = number >= walk.plain_first and number < walk.plain_end
         if cutlass.const_expr(self.segmented):
-            plain = plain and self._one_sequence(walk, operands.ids, b, c * walk.step)
+            plain = plain and self._one_sequence(walk, operands.ids, b, number * walk.step)
+        if plain:
+            if own:
+                self._plain_run(walk, taps, slot, run, where, operands, sums, carry)
+            else:
+                self._first_gradients(walk, taps, slot, run, where, operands, carry)
+        else:
+            if number * walk.step < walk.tokens + walk.spare:
+                self._any_run(walk, taps, slot, run, where, operands, sums, carry)
+
+    def _first_gradients(self, walk, taps, slot, run, where, operands, carry):
+        """What a run that is not the first of its row hands to the one before it."""
+        b, _c, t, _own, _target = where
+        history = self.history
+        span, douts = self._floats(self._loaded(walk, slot, run, operands, b, t))
+        seen = [[span[history + i - k] for k in range(history + 1)] for i in range(history)]
+        found = parts.gradients([taps] * history, seen, douts[:history])
+        for k in range(history):
+            carry[k] = found[k]
+
+    def _loaded(self, walk, slot, run, operands, b, t):
+        """The words of a run that lies inside its row."""
+        if self.vector:
+            return self._words(walk, slot, run)
+        return self._gather_all(walk, operands, b, t)
+
+    @cute.jit
+    def _plain_run(self, walk, taps, slot, run, where, operands, sums, carry):
+        """A run whose tokens all exist, belong to one sequence and are the walk's own."""
+        b, c, t, _own, _target = where
+        span, douts = self._floats(self._loaded(walk, slot, run, operands, b, t))
+        if cutlass.const_expr(not self.vector):
+            for k in cutlass.range_constexpr(self.history):
+                span[k] = parts.keep(span[k], t != 0)
+        if cutlass.const_expr(operands.initial is not None):
+            if c == 0:
+                self._begin(span, walk, operands, b, t)
+        self._tokens(walk, taps, span, douts, where, operands, sums, carry, True)
+
+    @cute.jit
+    def _any_run(self, walk, taps, slot, run, where, operands, sums, carry):
+        """A run at an end of the row or of a sequence, or one that another walk owns."""
+        b, _c, t, _own, _target = where
         if cutlass.const_expr(self.vector):
-            words = self._words(slot)
+            words = self._ragged(walk, self._words(walk, slot, run), operands, b, t)
         else:
             words = self._gather_all(walk, operands, b, t)
-        if plain:
-            span, douts = self._floats(words)
-            for k in cutlass.range_constexpr(history):
-                span[k] = parts.keep(span[k], t != 0)
-            if cutlass.const_expr(operands.initial is not None):
-                if c == 0:
-                    self._begin(span, walk, operands, b, t)
-            self._tokens(walk, taps, span, douts, where, operands, sums, carry, True)
-        else:
-            span, douts = self._floats(self._ragged(walk, words, operands, b, t))
-            self._begin(span, walk, operands, b, t)
-            self._tokens(walk, taps, span, douts, where, operands, sums, carry, False)
+        span, douts = self._floats(words)
+        self._begin(span, walk, operands, b, t)
+        self._tokens(walk, taps, span, douts, where, operands, sums, carry, False)
 
     def _floats(self, words):
         """The inputs that a lane reads, `history` before its own first, and the gradients of its outputs."""
         dtype, count = self.config.x, self.history + TOKENS
-        ends = [sum(self.sizes[: i + 1]) // 4 for i in range(2)]
+        own = parts.words_in(dtype, TOKENS)
         span = cute.make_rmem_tensor(count, Float32)
-        found = memory.floats_of(words[ends[0] : ends[1]] + words[: ends[0]], dtype)
+        found = memory.floats_of(words[own:-own] + words[:own], dtype)
         for k in range(count):
-            span[k] = found[self.halo - self.history + k]
-        return span, memory.floats_of(words[ends[1] :], dtype)
+            span[k] = found[len(found) - count + k]
+        return span, memory.floats_of(words[-own:], dtype)
 
     @cute.jit
     def _ragged(self, walk, words, operands, b, t):
-        """The words of a chunk at an end of a row: lanes that reach over it load now, element by element."""
+        """The words of a run at an end of a row: lanes that reach over it, or whose left one does, load now.
+
+        Of lanes that lie outside, nothing counts.
+        """
         held = cute.make_rmem_tensor(len(words), Uint32)
         for w in cutlass.range_constexpr(len(words)):
             held[w] = words[w]
-        if cutlass.const_expr(self.vector):
-            if t < 0 or t > walk.tokens - TOKENS:
-                found = self._gather_all(walk, operands, b, t)
-                for w in cutlass.range_constexpr(len(words)):
-                    held[w] = found[w]
+        before = t > -TOKENS and t < TOKENS and t != 0
+        if before or (t > walk.tokens - TOKENS and t < walk.tokens):
+            found = self._gather_all(walk, operands, b, t)
+            for w in cutlass.range_constexpr(len(words)):
+                held[w] = found[w]
         return [held[w] for w in range(len(words))]
 
     @cute.jit
@@ -311,7 +394,7 @@ class TokenRows:
 
     @cute.jit
     def _one_sequence(self, walk, ids, b, t0):
-        """Whether the chunk and `history` tokens around it belong to one sequence, in all lanes."""
+        """Whether a run and `history` tokens around it belong to one sequence, in all lanes."""
         last = walk.tokens - 1
         name = parts.sequence_at(ids, b, t0)
         same = name >= 0
@@ -319,7 +402,7 @@ class TokenRows:
         for i in cutlass.range_constexpr(TOKENS):
             place = cutlass.min(t0 + i * walk.lanes + walk.lane, last)
             same = same & (parts.sequence_at(ids, b, place) == name)
-        # Lanes 0..15 look before the chunk, the others after it; no reach is longer than 14.
+        # Lanes 0..15 look before the run, the others after it; no reach is longer than 14.
         reach = cutlass.min(lane % 16 + 1, walk.spare + self.history)
         place = t0 - reach
         if lane % 32 >= 16:
@@ -452,15 +535,31 @@ class TokenRows:
 
     @cute.jit
     def _finish(self, walk, totals, sums):
-        """Sums over the lanes of a row, in a fixed tree; the first lane writes them."""
-        rows = self.config.width + (self.config.bias is not None)
-        for j in cutlass.range_constexpr(rows):
+        """Sums over the lanes of a row in a fixed tree, then over the warps of a team in order."""
+        count = self.config.width + (self.config.bias is not None)
+        size = count * MOST_ROWS
+        shared = cute.make_tensor(
+            cute.arch.alloc_smem(Float32, ROW_WARPS * size, alignment=16),
+            cute.make_layout(ROW_WARPS * size),
+        )
+        for j in cutlass.range_constexpr(count):
             total = sums[j]
             for distance in (16, 8, 4, 2, 1):
                 other = cute.arch.shuffle_sync_bfly(total, distance)
                 total = parts.choose(distance < walk.lanes, arithmetic.add(total, other), total)
-            if walk.lane == 0 and walk.exists:
-                settle(totals, total, walk.split, j, walk.channel, rows)
+            if walk.lane == 0:
+                shared[walk.warp * size + j * MOST_ROWS + walk.group] = total
+        cute.arch.sync_threads()
+        for turn in cutlass.range_constexpr(-(-size // 32)):
+            place = turn * 32 * ROW_WARPS + walk.thread
+            number, at = place // size, place % size
+            row, first = at % MOST_ROWS, number << walk.team
+            channel = walk.tile + number * walk.rows + row
+            if first < ROW_WARPS and row < walk.rows and channel < walk.channels:
+                total = shared[first * size + at]
+                for w in cutlass.range(1, Int32(1) << walk.team, unroll=1):
+                    total = arithmetic.add(total, shared[(first + w) * size + at])
+                settle(totals, total, walk.split, at // MOST_ROWS, channel, count)
 
 
 class Masks:
@@ -501,16 +600,3 @@ def limits_of(masks, i):
     if masks.bounds is None:
         return Int32(0), masks.tokens
     return parts.limits(masks.bounds, masks.names[masks.history + i], masks.tokens)
-
-
-@cute.jit
-def fold_of(tokens):
-    """log2 of the lanes that share a row: fewer where rows are short, so that none idles."""
-    fold = Int32(5)
-    if tokens <= 16 * TOKENS:
-        fold = Int32(4)
-    if tokens <= 8 * TOKENS:
-        fold = Int32(3)
-    if tokens <= 4 * TOKENS:
-        fold = Int32(2)
-    return fold

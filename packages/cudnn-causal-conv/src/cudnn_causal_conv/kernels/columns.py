@@ -33,9 +33,7 @@ class ColumnsKernel:
         self.size = ELEMENT_BYTES[config.x]
         self.words = config.tile.vector // 4
         self.lanes = config.tile.vector // self.size
-        # Wide windows, ids and boundaries take registers too.
-        plain = config.width <= 4 and not (config.has_seq_idx or config.has_cu_seqlens)
-        self.walk = config.tile.walk if plain else config.tile.walk // 2
+        self.walk = config.tile.walk
 
     @cute.kernel
     def kernel(

@@ -13,6 +13,11 @@ CHUNK = 8
 # Widths whose taps live in registers; wider filters loop over theirs.
 WIDEST_UNROLLED = 8
 WIDEST = 256
+# Of the backward over token-contiguous rows: warps of a block, of which 1, 2 or 4 share channels; CHUNKs of a lane that
+# a warp takes at once; and how many blocks there should be at least. Measured on an H200, December 2026.
+ROW_WARPS = 4
+ROW_RUNS = 2
+ROW_BLOCKS = 264
 
 
 def layout_of(*arrays) -> str:
@@ -33,17 +38,16 @@ class Tile:
     steps, short_steps: chunks of a lane of the token-contiguous kernels, for long rows and for short ones, and for all
     where sequences are told apart, which takes more code.
     vector, walk, span, ahead: of the channel-contiguous kernel: bytes of a load, tokens that a thread loads before it
-    uses the first (half as many where it keeps more than 4 taps, ids or boundaries), tokens it walks over in all, and
-    whether it loads the next ones before it uses those it has.
+    uses the first, tokens it walks over in all, and whether it loads the next ones before it uses those it has.
     rows, compact_rows: of the update, that a thread takes at once.
     """
 
-    threads: int = 128
-    steps: int = 8
+    threads: int = 64
+    steps: int = 4
     short_steps: int = 2
     vector: int = 8
-    walk: int = 16
-    span: int = 64
+    walk: int = 8
+    span: int = 24
     ahead: bool = True
     rows: int = 4
     compact_rows: int = 2

@@ -10,7 +10,15 @@ from cudnn_core.contract import Problem
 from cudnn_core.engine import Workspace
 from cudnn_core.plan import Plan
 
-from .config import WIDEST_UNROLLED, BackwardConv, layout_of
+from .config import (
+    CHUNK,
+    ROW_BLOCKS,
+    ROW_RUNS,
+    ROW_WARPS,
+    WIDEST_UNROLLED,
+    BackwardConv,
+    layout_of,
+)
 from .host import described, dtypes, source_of
 
 # What these kernels are traced from, beside core's own device code.
@@ -26,6 +34,7 @@ DEVICE_CODE = (
     "cudnn_causal_conv.kernels.backward_tokens",
     "cudnn_causal_conv.kernels.backward_wide",
     "cudnn_causal_conv.kernels.reduce",
+    "cudnn_causal_conv.kernels.row_walk",
 )
 
 
@@ -96,15 +105,12 @@ def _splits_of_channels(batches: int, channels: int, tokens: int) -> int:
 
 
 def _splits_of_rows(batches: int, channels: int, tokens: int) -> int:
-    """A warp walks 64 chunks at most, 8 at least, or a row."""
-    lanes = next(n for n in (4, 8, 16, 32) if tokens <= 8 * n or n == 32)
-    per_row = -(-tokens // (8 * lanes))
-    warps = -(-channels * lanes // 32)
-    total = batches * per_row
-    share = max(min(8, per_row), min(64, total * warps // 6336))
-    if share > per_row:
-        share = share // per_row * per_row
-    return -(-total // share)
+    """One, unless all warps of a block for the same channels give too few blocks. A warp has four chunks, or a row."""
+    most = CHUNK * ROW_RUNS
+    lanes = next(n for n in (4, 8, 16, 32) if tokens <= most * n or n == 32)
+    per_row = -(-tokens // (most * lanes))
+    blocks = -(-channels * lanes // 32)
+    return min(ROW_BLOCKS // blocks, -(-batches * per_row // (ROW_WARPS * min(4, per_row))))
 
 
 def partials_bytes(config: BackwardConv, splits: int, channels: int) -> int:

@@ -66,11 +66,21 @@ def _store(place: Int64, words: list, *, loc=None, ip=None) -> None:
 
 
 @dsl_user_op
-def copy_ahead(shared: Int32, place: Int64, size: int, *, loc=None, ip=None) -> None:
-    """Starts copying 4, 8 or 16 bytes of global to shared memory; nothing waits for it but `wait_ahead`."""
+def copy_ahead(
+    shared: Int32, place: Int64, size: int, there: Int32 | None = None, *, loc=None, ip=None
+) -> None:
+    """Starts copying 4, 8 or 16 bytes of global to shared memory; nothing waits for it but `wait_ahead`.
+
+    there: how many of them exist, all if None; zeros stand for the others.
+    """
     operands = [Int32(shared).ir_value(loc=loc, ip=ip), Int64(place).ir_value(loc=loc, ip=ip)]
     cache = "cg" if size == 16 else "ca"
-    _asm(None, operands, f"cp.async.{cache}.shared.global [$0], [$1], {size};", "r,l")
+    some = ""
+    if there is not None:
+        operands.append(Int32(there).ir_value(loc=loc, ip=ip))
+        some = ", $2"
+    text = f"cp.async.{cache}.shared.global [$0], [$1], {size}{some};"
+    _asm(None, operands, text, "r,l" + ",r" * bool(some))
 
 
 @dsl_user_op

@@ -267,7 +267,7 @@ class RowsKernel:
         if wide:
             words = []
             for i in cutlass.range_constexpr((lead + CHUNK) // 4):
-                words += memory.load_words(at + VECTOR_BYTES * i, 4, Boolean(True), once=False)
+                words += memory.load_words(at + VECTOR_BYTES * i, 4, Boolean(True))
             for k in cutlass.range_constexpr(history + CHUNK):
                 ids[k] = words[lead - history + k].bitcast(Int32)
         else:

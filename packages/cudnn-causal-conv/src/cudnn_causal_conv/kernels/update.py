@@ -146,7 +146,7 @@ class VectorsKernel:
             z = arithmetic.tap_sum(taps, weights[e], biases[e])
             z = arithmetic.activate(z, config.activation)
             results.append(Float32(select_(active, z, Float32(0.0))))
-        memory.store_words(out_at, memory.words_of(results, config.x), there, "")
+        memory.store_words(out_at, memory.words_of(results, config.x), there)
         if config.state == "compact":
             flat = [bit for e in range(lanes) for bit in [*entries[e][1:], own[e]]]
             words = memory.pack_bits(flat, config.x)
@@ -156,7 +156,7 @@ class VectorsKernel:
         if self.exchanges:
             moved = self._exchange(share, lane, moved, False)
         for at, words, valid in zip(places, moved, exist, strict=True):
-            memory.store_words(at, words, valid, "")
+            memory.store_words(at, words, valid)
 
     def _exchange(self, share, lane, pieces: list, inwards: bool) -> list:
         """A warp's pieces, as memory has them, become each lane's own (inwards), or the other way."""

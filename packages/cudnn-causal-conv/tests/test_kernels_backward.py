@@ -183,6 +183,14 @@ def test_packed_sequences_have_a_workspace_of_their_own():
     assert len(workspaces_backward(problem())) == 1
 
 
+@pytest.mark.parametrize("shape, nbytes", [((1, 2048, 2048), 0), ((64, 64, 130), 4 * 5 * 64)])
+def test_a_single_split_has_no_workspace(shape, nbytes):
+    (made,) = workspaces_backward(problem(shape))
+    splits = splits_of(configure_backward(problem(shape)), *shape)
+    assert made.nbytes == (splits > 1) * splits * nbytes
+    assert (splits == 1) == (nbytes == 0)
+
+
 def test_every_field_is_in_the_key():
     """Two configurations that differ in one field have different digests."""
     config = CONFIGS[0]

@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 
+from cudnn_core.hopper.rules import SQUARE, WIDE
 from cudnn_core.plan import Plan
 from cudnn_core.testing.gemm import RECIPES, Case, describe_inputs
 from cudnn_core.testing.precompile import machine_codes, pairwise, plan_of
@@ -26,6 +27,8 @@ C_TYPES = (
     ("float4_e2m1fn", "native"),
     ("float4_e2m1fn", "uint8"),
 )
+# Where both sides are expanded ahead.
+EXPANDED = ((SQUARE, None), (WIDE[64], None))
 FACTORS = {
     "recipe": tuple(RECIPES),
     "container": ("native", "uint8"),
@@ -39,7 +42,7 @@ FACTORS = {
     "sfb_container": ("native", "int8"),
     "c_store": ("tma", "direct"),
     "batch": (("last", "global"), ("outer", "per_batch")),
-    "tile": DECODED,
+    "tile": (*DECODED, *EXPANDED),
 }
 
 
@@ -56,7 +59,7 @@ def legal(made):
             and "int8" in (made["sfa_container"], made["sfb_container"])
         )
         or (fp4_out and made["c_major"] == "m")
-        or (made["c_store"] == "direct" and made["tile"] == MANY_ROWS)
+        or (made["c_store"] == "direct" and made["tile"] in (MANY_ROWS, *EXPANDED))
         # JAX's arrays: row-major, packed bytes, physical scales.
         or (outer and (made["a_major"], made["b_major"], made["c_major"]) != ("k", "k", "n"))
         or (outer and (made["sfa_form"], made["sfb_form"]) != ("physical", "physical"))
@@ -80,7 +83,8 @@ def config(made):
         for side in "ab"
     )
     (tile, split), (batch, amax) = made["tile"], made["batch"]
-    product = Product(a, b, batch == "outer", batch, split, tile=tile)
+    decode = made["tile"] not in EXPANDED
+    product = Product(a, b, batch == "outer", batch, split, tile=tile, decode=decode)
     return GemmAmaxConfig(product, *made["c"], made["c_major"], made["c_store"], amax)
 
 
@@ -146,7 +150,7 @@ def test_machine_code_of_all(plan, code):
 
 
 def test_the_cover_is_small_and_fixed():
-    assert len(COVER) == len(set(COVER)) <= 40
+    assert len(COVER) == len(set(COVER)) <= 56
     assert COVER == [
         Plan("dense/amax", "hopper", "sm_90a", config(m)) for m in pairwise(FACTORS, legal)
     ]
@@ -175,8 +179,9 @@ def test_sizes_do_not_select_a_kernel():
     some = [
         replace(BASE, m=m, n=n, k=k) for m in extents for n in extents for k in (32, 608, 16384)
     ]
-    assert {plan(case).config.product.tile for case in some} == {tile for tile, _ in DECODED}
-    assert len({plan(case) for case in some}) == len(DECODED)
+    tiles = {plan(case).config.product.tile for case in some}
+    assert tiles == {tile for tile, _ in (*DECODED, *EXPANDED)}
+    assert len({plan(case) for case in some}) == len(tiles)
 
 
 def test_strides_of_unit_extents_do_not_select_a_kernel():

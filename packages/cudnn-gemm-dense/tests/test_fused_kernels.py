@@ -37,16 +37,16 @@ def plan(*args, **more):
 
 @every_op
 def test_extents_alone_make_few_plans(op):
-    sizes = (1, 7, 16, 17, 63, 64, 65, 100, 129, 1000, 4096, 8192)
+    sizes = (1, 7, 16, 17, 63, 64, 65, 100, 129, 1000, 2048, 4096, 8192)
     for a, b in (("bfloat16", "bfloat16"), ("bfloat16", "nvfp4"), ("mxfp8", "mxfp8")):
-        made = {plan(op, a, b, m, n, k) for m in sizes for n in (1024, 8192) for k in (1024, 16384)}
-        assert len(made) <= 6
+        for k in (1024, 16384):
+            assert len({plan(op, a, b, m, n, k) for m in sizes for n in (1024, 8192)}) <= 6
 
 
 @every_op
 def test_what_makes_a_plan_of_its_own(op):
     plain = plan(op)
-    assert plan(op, m=8000) == plain
+    assert plan(op, m=8150) == plain
     for other in (
         plan(op, "float16", "float16"),
         plan(op, out="mxfp8"),
@@ -62,6 +62,25 @@ def test_what_makes_a_plan_of_its_own(op):
     # Nothing of it reaches a kernel: hints, and how an amax that is not there would be reduced.
     assert plan(op, mma_tiler_mn=(128, 128), cluster_shape_mn=(2, 2)) == plain
     assert plan(op, amax="none") == plain
+
+
+def test_weights_are_expanded_where_rows_are_many_and_memory_suffices():
+    for m, n, expanded in ((1024, 8192, False), (4096, 8192, True), (4096, 131072, False)):
+        product = plan("swiglu", "bfloat16", "mxfp8", m, n).config.product
+        assert product.treatments == (None, "bfloat16" if expanded else None)
+
+
+def test_epilogues_without_room_take_smaller_tiles():
+    for attributes, bn in (
+        ({}, 192),
+        ({"out": "mxfp8", "ab12_dtype": None}, 192),
+        ({"out": "mxfp8", "ab12_dtype": "float32"}, 128),
+        ({"out": "nvfp4", "ab12_dtype": None}, 128),
+    ):
+        assert plan("swiglu", **attributes).config.product.tile.bn == bn
+    # Rows of so many columns are not stored through shared memory.
+    assert plan("srelu", n=8190).config.product.tile.bn == 128
+    assert plan("srelu", "mxfp8", "mxfp8", n=8190).config.product.decodes
 
 
 @every_op
@@ -113,6 +132,8 @@ COMPILED = [
     ("swiglu", "float32", "float32", 8192, None, {"c_dtype": "float32", "ab12_dtype": "float32"}),
     ("swiglu", "float8_e4m3fn", "float8_e5m2", 8192, None, {}),
     ("swiglu", "mxfp8", "mxfp8", 8192, "mxfp8", {"ab12_dtype": None}),
+    ("swiglu", "mxfp8", "mxfp8", 1024, "mxfp8", {"ab12_dtype": None}),
+    ("swiglu", "mxfp4", "nvfp4", 8192, None, {"k": 16384}),
     ("swiglu", "nvfp4", "nvfp4", 8192, "nvfp4", {}),
     ("swiglu", "bfloat16", "nvfp4", 16, None, {"glu_layout": "concatenated"}),
     ("swiglu", "bfloat16", "mxfp8", 64, "mxfp4", {}),
@@ -151,7 +172,7 @@ def test_what_no_kernel_can_be_built_for():
 
     from cudnn_gemm_dense import fused
 
-    config = plan("swiglu", "bfloat16", "mxfp8", 8192).config
+    config = plan("swiglu", "bfloat16", "mxfp8", 1024).config
     tile = replace(config.product.tile, orientation="normal")
     config = replace(config, product=replace(config.product, tile=tile))
     assert "swapped" in fused.why_not(config)

@@ -162,9 +162,9 @@ def causal_conv1d_update(
             "cache_seqlens: expected None, got a circular buffer's lengths; "
             "cudnn_causal_conv.compat.causal_conv1d_update takes them"
         )
-    # An object without a shape is left to the contract, whose refusal is another.
-    if len(getattr(x, "shape", "xy")) != 2:
+    # An object without dimensions is left to the contract, whose refusal is another.
+    if getattr(x, "ndim", 2) != 2:
         expected = "shape [N, D] (several tokens a row: cudnn_causal_conv.compat)"
         raise ValueError(mismatch("x", expected, f"shape {tuple(x.shape)}"))
-    y, *state = OP.run((x, conv_state, weight, bias, None, conv_state_indices), (activation,))
-    return (y, *state) if state else y
+    made = OP.run((x, conv_state, weight, bias, None, conv_state_indices), (activation,))
+    return made[0] if len(made) == 1 else tuple(made)

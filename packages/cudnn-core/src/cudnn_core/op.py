@@ -103,7 +103,7 @@ class Op:
         self._input_names = tuple(o.name for o in contract.inputs)
         self.output_names = tuple(o.name for o in contract.outputs)
         self._prepared: dict[Any, Prepared] = {}
-        # The latest call of `run`, known again by one look at its tensors; see `_recognized`.
+        # The latest call of `run`, known again by one look at its tensors; see `recognized`.
         self._latest = Latest(LOOKS)
         self._lock = Lock()
         REGISTRY[self.qualified] = self
@@ -146,24 +146,29 @@ class Op:
         ignore_gradient: no gradient is recorded, and none refused.
         """
         adapter = adapter_of(inputs[0])
-        if adapter is not None and adapter.watches():
+        if adapter is not None and adapter.traces():
             return self._run_watched(adapter, inputs, attributes, ignore_gradient)
-        prepared, present = self._recognized(inputs, attributes)
-        if prepared is None:
+        latest = self._latest.call
+        present = None if latest is None else recognized(latest, inputs, attributes)
+        if present is not None:
+            _, _, prepared, tracks = latest
+        else:
+            if adapter is not None and adapter.watches():
+                return self._run_watched(adapter, inputs, attributes, ignore_gradient)
             try:
                 key = (attributes, adapter.key(inputs))
                 prepared = self._prepared.get(key)
             except (AttributeError, TypeError, RuntimeError):
-                key = None
+                key = prepared = None
             if prepared is None:
                 if adapter is not None and (
                     adapter.needs_op(inputs) or adapter.has_no_data(inputs)
                 ):
                     return self._run_watched(adapter, inputs, attributes, ignore_gradient)
                 prepared = self.prepare(inputs, attributes, key)
-            present = prepared.present(inputs)
+            present, tracks = prepared.present(inputs), adapter.tracks_gradient
             self._latest.remember(adapter, present, {attributes}, prepared)
-        if self.watches_gradient and not ignore_gradient and adapter.tracks_gradient(inputs):
+        if self.watches_gradient and not ignore_gradient and tracks(present):
             if self.inference_only:
                 self._refuse_gradient()
             gradient = prepared.gradient
@@ -173,27 +178,6 @@ class Op:
         else:
             made = prepared.run(present)
         return made if prepared.places is None else prepared.placed(made)
-
-    def _recognized(
-        self, inputs: tuple[Any, ...], attributes: tuple[Any, ...]
-    ) -> tuple[Prepared | None, Sequence[Any]]:
-        """The latest call and the present inputs, if this is that call again; (None, ()) otherwise."""
-        latest = self._latest.call
-        if latest is not None:
-            same, known, prepared = latest
-            try:
-                again = attributes in known
-            except TypeError:  # an unhashable option: the slow way says which
-                again = False
-            if again:
-                # By identity: arrays of another framework may compare element by element.
-                for index in prepared.absent:
-                    if inputs[index] is not None:
-                        return None, ()
-                present = prepared.present(inputs)
-                if same(*present):
-                    return prepared, present
-        return None, ()
 
     def _run_watched(
         self,
@@ -301,6 +285,24 @@ class Op:
         with self._lock:
             self._prepared.clear()
             self._latest = Latest(LOOKS)
+
+
+def recognized(
+    latest: tuple[Any, ...], inputs: tuple[Any, ...], attributes: tuple[Any, ...]
+) -> Sequence[Any] | None:
+    """The inputs that are present, if this is the latest call again, else None."""
+    same, known, prepared, _ = latest
+    try:
+        if attributes not in known:
+            return None
+    except TypeError:  # an unhashable option: the slow way says which
+        return None
+    # By identity: arrays of another framework may compare element by element.
+    for index in prepared.absent:
+        if inputs[index] is not None:
+            return None
+    present = prepared.present(inputs)
+    return present if same(*present) else None
 
 
 class OpClass(APIBase):

@@ -24,13 +24,14 @@ def overlap_check(
     reach = [byte_reach(desc) for _, desc in present]
     pointers = adapter.data_pointers
     written = [(i, o.name) for i, o in inputs if o.mutated]
+    frozen = written if adapter.has_read_only else ()
     others = [(i, o.name, i in dict(written)) for i, o in inputs]
 
     free: tuple[int, ...] | None = None
 
     def check(tensors: Sequence[Any]) -> None:
         nonlocal free
-        for index, name in written:
+        for index, name in frozen:
             if not adapter.is_writable(tensors[index]):
                 raise ValueError(mismatch(name, "an array to write into", "a read-only one"))
         at = pointers(tensors)

@@ -6,16 +6,16 @@ May import contract types, engine, adapters and overlap; `op` makes them, rememb
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from .adapters import common
 from .adapters.base import Adapter
 from .contract import Column, Matrix, Problem, ScalarTensor
-from .engine import Engine, select
+from .engine import Engine, Workspace, select
 from .errors import mismatch
 from .overlap import overlap_check
+from .tensor_desc import Device
 from .tuple_dict import TupleDict
 
 if TYPE_CHECKING:
@@ -25,26 +25,22 @@ if TYPE_CHECKING:
 class Prepared:
     """A bound problem on one adapter: allocates its outputs and launches. Holds no tensor.
 
-    `run` is the way of a call on the current stream, for present operands only: between it and the executable stands
-    nothing that a problem could have settled beforehand.
+    run(inputs, stream=None, numbers=()) gives the outputs that apply, a new list, from the inputs that are present:
+    between it and the executable stands nothing that a problem could have settled beforehand.
     """
 
     __slots__ = (
         "absent",
         "adapter",
-        "check",
         "device",
         "gradient",
-        "launch",
         "made",
-        "make",
-        "mutated",
         "names",
         "op",
         "places",
         "present",
         "problem",
-        "side_stream",
+        "run",
     )
 
     def __init__(self, op: Op, adapter: Adapter, problem: Problem) -> None:
@@ -54,16 +50,11 @@ class Prepared:
         self.problem = problem
         self.device = problem.device
         self.names = op.output_names
-        self.launch = launcher(op, adapter, problem, engine, executable_of(engine, problem))
         operands, count = op.contract.operands, len(op.contract.inputs)
         present = [i for i, desc in enumerate(problem.descs[:count]) if desc is not None]
         self.present = picker(present, count)
         self.absent = tuple(i for i in range(count) if i not in present)
-        self.mutated = tuple(at for at, i in enumerate(present) if operands[i].mutated)
-        self.check = overlap_check(op.contract, adapter, problem) if self.mutated else None
-        self.side_stream = None
-        if op.keeps_operands and self.device.type == "cuda":
-            self.side_stream = partial(adapter.current_stream, self.device)
+        mutated = tuple(at for at, i in enumerate(present) if operands[i].mutated)
         made = [
             (i, operand, desc)
             for i, (operand, desc) in enumerate(
@@ -72,9 +63,11 @@ class Prepared:
             if desc is not None
         ]
         self.made = tuple(desc for _, _, desc in made)
-        self.make = tuple(
-            adapter.allocator(desc, getattr(operand, "initial", None)) for _, operand, desc in made
-        )
+        makes = [
+            adapter.allocator(desc, getattr(operand, "initial", None), guarded=True)
+            for _, operand, desc in made
+        ]
+        self.run = self._runner(engine, makes, mutated)
         self.places = tuple(i for i, _, _ in made) if len(made) < len(self.names) else None
         self.gradient = None
 
@@ -105,31 +98,51 @@ class Prepared:
             outputs[at] = x
         return outputs
 
-    def run(
-        self, inputs: Sequence[Any], stream: Any = None, numbers: tuple[float, ...] = ()
-    ) -> list[Any]:
-        """The outputs that apply, from the inputs that are present."""
-        made = [make() for make in self.make]
-        if self.check is not None:
-            self.check(inputs)
-        try:
-            self.launch((*inputs, *made), stream, numbers)
-        except (TypeError, ValueError):
-            present = iter((*inputs, *made))
-            explain(self.op, [None if d is None else next(present) for d in self.problem.descs])
-            raise
-        for index in self.mutated:
-            self.adapter.written(inputs[index])
-        if self.side_stream is not None and (handle := self.side_stream()):
-            self.adapter.keep_alive(inputs, handle)
-        return made
+    def _runner(
+        self, engine: Engine, makes: Sequence[Callable[[], Any]], mutated: Sequence[int]
+    ) -> Callable[..., list[Any]]:
+        op, adapter, problem, device = self.op, self.adapter, self.problem, self.device
+        call = callable_of(op, adapter, problem, engine, executable_of(engine, problem))
+        scalars = engine.scalars(problem)
+        scratch = scratch_makers(adapter, problem, engine, guarded=True)
+        makes, count = (*makes, *scratch), len(makes)
+        check = overlap_check(op.contract, adapter, problem) if mutated else None
+        keeps = op.keeps_operands and device.type == "cuda"
+        ready, current_stream = adapter.readiness(device), adapter.stream_getter(device)
+
+        def run(
+            inputs: Sequence[Any], stream: Any = None, numbers: tuple[float, ...] = ()
+        ) -> list[Any]:
+            if ready is not None and not ready():
+                with adapter.guard(device):
+                    return run(inputs, stream, numbers)
+            made = [make() for make in makes]
+            if check is not None:
+                check(inputs)
+            handle = current_stream() if stream is None else adapter.stream_handle(stream, device)
+            try:
+                call(*inputs, *made, *numbers, *scalars, handle)
+            except (TypeError, ValueError):
+                present = iter((*inputs, *made))
+                explain(op, [None if d is None else next(present) for d in problem.descs])
+                raise
+            for index in mutated:
+                adapter.written(inputs[index])
+            if keeps and handle:
+                adapter.keep_alive(inputs, handle)
+            if scratch:
+                del made[count:]
+            return made
+
+        return run
 
 
 class Latest:
     """The latest of many calls, known again by one look at its tensors. Holds no tensor.
 
-    `call` is (same, ...): the recognizer of its tensors, then what was remembered of it; one object, so that threads
-    see it whole. After `left` changes it stays as it is: calls that keep changing gain nothing by a look.
+    `call` is (same, ..., tracks): the recognizer of its tensors, what was remembered of it, and their tracker; one
+    object, so that threads see it whole. After `left` changes it stays as it is: calls that keep changing gain nothing
+    by a look.
     """
 
     __slots__ = ("call", "left")
@@ -146,7 +159,7 @@ class Latest:
         self.left -= 1
         same = adapter.recognizer(tensors)
         if same is not None:
-            self.call = (same, *what)
+            self.call = (same, *what, adapter.tracker(tensors))
 
 
 def picker(present: Sequence[int], count: int) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -178,52 +191,88 @@ def launcher(
 
     tensors: the operands that are present, in contract order.
     """
-    if engine.platform == "cpu":
-
-        def launch(tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = ()) -> None:
-            if stream is not None:
-                adapter.stream_handle(stream, problem.device)  # no order, but an error if none
-            executable(*map(adapter.to_numpy, tensors), *numbers, 0)
-
-    elif problem.is_empty:
-
-        def launch(tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = ()) -> None:
-            with adapter.on_stream(stream, problem.device):
-                fill_empty(op, adapter, problem, tensors)
-
-        # Without an executable, and so without scratch memory.
+    call = callable_of(op, adapter, problem, engine, executable)
+    launch = adapter.launcher(call, problem.device, engine.scalars(problem))
+    scratch = scratch_makers(adapter, problem, engine)
+    if not scratch:
         return launch
-    else:
-        call = getattr(executable, "call", executable)
-        launch = adapter.launcher(call, problem.device, engine.scalars(problem))
-        restrided, reshaped = odd_strides(op, problem), odd_ranks(op, problem)
-        if restrided or reshaped:
-            plain = launch
 
-            def launch(tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = ()) -> None:
-                seen = list(tensors)
-                for index, stride in restrided.items():
-                    seen[index] = adapter.restride(seen[index], stride)
-                for index, shape in reshaped.items():
-                    seen[index] = seen[index].reshape(shape)
-                plain(tuple(seen), stream, numbers)
+    def launch_with_scratch(
+        tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = ()
+    ) -> None:
+        if stream is None:
+            launch((*tensors, *[make() for make in scratch]), None, numbers)
+            return
+        # Inside, so that memory freed below goes back to the stream that uses it.
+        with adapter.on_stream(stream, problem.device):
+            launch((*tensors, *[make() for make in scratch]), stream, numbers)
 
-    scratch = tuple(
-        adapter.allocator(workspace.describe(problem.device), 0.0 if workspace.zeroed else None)
+    return launch_with_scratch
+
+
+def scratch_makers(
+    adapter: Adapter, problem: Problem, engine: Engine, guarded: bool = False
+) -> tuple[Callable[[], Any], ...]:
+    """Allocators of the scratch memory of one call; none where there is no executable to take it."""
+    if problem.is_empty and engine.platform != "cpu":
+        return ()
+    return tuple(
+        _scratch_maker(adapter, workspace, problem.device, guarded)
         for workspace in engine.workspaces(problem)
     )
-    if scratch:
-        bare = launch
 
-        def launch(tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = ()) -> None:
-            if stream is None:
-                bare((*tensors, *[make() for make in scratch]), None, numbers)
-                return
-            # Inside, so that memory freed below goes back to the stream that uses it.
-            with adapter.on_stream(stream, problem.device):
-                bare((*tensors, *[make() for make in scratch]), stream, numbers)
 
-    return launch
+def _scratch_maker(
+    adapter: Adapter, workspace: Workspace, device: Device, guarded: bool
+) -> Callable[[], Any]:
+    desc = workspace.describe(device)
+    if workspace.nbytes == 0:
+        # Nobody can write into it, so all calls share it.
+        nothing = adapter.empty(desc)
+        return lambda: nothing
+    return adapter.allocator(desc, 0.0 if workspace.zeroed else None, guarded=guarded)
+
+
+def callable_of(
+    op: Op,
+    adapter: Adapter,
+    problem: Problem,
+    engine: Engine,
+    executable: Callable[..., None] | None,
+) -> Callable[..., None]:
+    """call(*tensors, *numbers, *scalars, handle): the executable, for tensors of this adapter as they come.
+
+    tensors: the operands that are present, in contract order, then scratch memory.
+    """
+    count = sum(desc is not None for desc in problem.descs)
+    if engine.platform == "cpu":
+        arrays = count + len(engine.workspaces(problem))
+
+        def call(*arguments: Any) -> None:
+            executable(*map(adapter.to_numpy, arguments[:arrays]), *arguments[arrays:])
+
+        return call
+    if problem.is_empty:
+
+        def call(*arguments: Any) -> None:
+            with adapter.on_stream(arguments[-1], problem.device):
+                fill_empty(op, adapter, problem, arguments[:count])
+
+        return call
+    plain = getattr(executable, "call", executable)
+    restrided, reshaped = odd_strides(op, problem), odd_ranks(op, problem)
+    if not restrided and not reshaped:
+        return plain
+
+    def call(*arguments: Any) -> None:
+        seen = list(arguments)
+        for index, stride in restrided.items():
+            seen[index] = adapter.restride(seen[index], stride)
+        for index, shape in reshaped.items():
+            seen[index] = seen[index].reshape(shape)
+        plain(*seen)
+
+    return call
 
 
 def without_absent(op: Op, problem: Problem, launch: Callable[..., None]) -> Callable[..., None]:

@@ -338,6 +338,23 @@ def test_a_thread_gets_its_context_once(cuda):
     assert cuda.contexts == [0]
 
 
+def test_a_device_is_ready_where_it_is_current_and_the_thread_has_a_context(cuda):
+    first, second = (ADAPTER.readiness(Device("cuda", index)) for index in (0, 1))
+    assert not first()
+    ADAPTER.guard(CUDA0)
+    assert first() and not second()
+    cuda.device = 1
+    assert second() and not first()
+    assert ADAPTER.readiness(CPU) is None
+
+
+def test_the_stream_of_a_device_is_asked_for_anew(cuda):
+    current = ADAPTER.stream_getter(CUDA0)
+    assert current() == 64
+    cuda.stream = 96
+    assert current() == 96 and ADAPTER.stream_getter(CPU)() == 0
+
+
 def test_the_current_stream_needs_no_context(cuda):
     nothing = ADAPTER.guard(CPU)
     assert ADAPTER.on_stream(None, CUDA0) is nothing

@@ -12,6 +12,24 @@ pytest.importorskip("rich")
 
 FAMILIES = Path(__file__).parent / "families"
 MAIN = "from cudnn_core.cli import main; main()"
+# Everything but the device: a clock of the host, and no question whether a GPU is here.
+ON_THE_HOST = """
+import sys, time, types
+from cudnn_core.cli import main, places
+
+class Host:
+    name, folder, multiprocessors = "NVIDIA H200", "h200", 132
+    byte_rate, flop_rates, empty_call = 4e12, {"bfloat16": 7e14, "float8": 13e14}, 4e-6
+    now = staticmethod(time.perf_counter)
+    mark = staticmethod(time.perf_counter)
+    drain = free = staticmethod(lambda: None)
+    idle = staticmethod(lambda seconds: None)
+    between = staticmethod(lambda start, end: end - start)
+
+places.why_not_hopper = lambda: None
+sys.modules["cudnn_core.bench.device"] = types.SimpleNamespace(Cuda=Host)
+main()
+"""
 
 
 @pytest.fixture
@@ -36,6 +54,12 @@ def command(tmp_path):
         )
 
     return run
+
+
+@pytest.fixture
+def on_the_host():
+    """Code for `command` that takes the host for the device."""
+    return ON_THE_HOST
 
 
 @pytest.fixture

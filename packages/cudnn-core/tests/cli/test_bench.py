@@ -9,24 +9,6 @@ from cudnn_core.bench import measure, timing
 from cudnn_core.cli import bench
 from cudnn_core.testing.tiers import why_no_hopper
 
-# Everything but the device: a clock of the host, and no question whether a GPU is here.
-ON_THE_HOST = """
-import sys, time, types
-from cudnn_core.cli import main, places
-
-class Host:
-    name, folder = "NVIDIA H200", "h200"
-    byte_rate, flop_rates, empty_call = 4e12, {"bfloat16": 7e14, "float8": 13e14}, 4e-6
-    now = staticmethod(time.perf_counter)
-    mark = staticmethod(time.perf_counter)
-    drain = free = staticmethod(lambda: None)
-    idle = staticmethod(lambda seconds: None)
-    between = staticmethod(lambda start, end: end - start)
-
-places.why_not_hopper = lambda: None
-sys.modules["cudnn_core.bench.device"] = types.SimpleNamespace(Cuda=Host)
-main()
-"""
 ROW = {
     "op": "fake/scale",
     "case": "3,4",
@@ -134,10 +116,10 @@ def test_show_draws(command, rows_file, tmp_path):
     assert done.returncode == 0 and picture.read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_run_checks_measures_writes_and_tells(command, tmp_path):
+def test_a_run_checks_measures_writes_and_tells(command, on_the_host, tmp_path):
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([{**ROW, "case": "old"}, ROW]))
-    done = command("bench", "fake", "--json", str(path), code=ON_THE_HOST)
+    done = command("bench", "fake", "--json", str(path), code=on_the_host)
     assert done.returncode == 0, done.stderr
     rows = json.loads(path.read_text())
     assert [row["case"] for row in rows] == ["old", "3,4", "5,6"]
@@ -147,34 +129,34 @@ def test_a_run_checks_measures_writes_and_tells(command, tmp_path):
     assert "1 not measured" in done.stdout
 
 
-def test_unwanted_peers_stay_out(command, tmp_path):
+def test_unwanted_peers_stay_out(command, on_the_host, tmp_path):
     path = tmp_path / "rows.json"
-    done = command("bench", "fake", "--peers", "none", "--json", str(path), code=ON_THE_HOST)
+    done = command("bench", "fake", "--peers", "none", "--json", str(path), code=on_the_host)
     assert done.returncode == 0 and "not here" not in done.stdout
     assert [row["peers"] for row in json.loads(path.read_text())] == [{}, {}]
 
 
-def test_only_what_has_a_target(command, tmp_path):
+def test_only_what_has_a_target(command, on_the_host, tmp_path):
     path = tmp_path / "rows.json"
-    done = command("bench", "fake", "--peers", "targets", "--json", str(path), code=ON_THE_HOST)
+    done = command("bench", "fake", "--peers", "targets", "--json", str(path), code=on_the_host)
     assert done.returncode == 0 and "no lost (1 case): it is not here" in done.stdout
     assert [list(row["peers"]) for row in json.loads(path.read_text())] == [["slow [peer]"], []]
 
 
-def test_a_wrong_kernel_fails_the_command_and_leaves_no_row(command, tmp_path):
+def test_a_wrong_kernel_fails_the_command_and_leaves_no_row(command, on_the_host, tmp_path):
     path = tmp_path / "rows.json"
-    done = command("bench", "fake", "--json", str(path), code=ON_THE_HOST, FAKE_WRONG="1")
+    done = command("bench", "fake", "--json", str(path), code=on_the_host, FAKE_WRONG="1")
     assert done.returncode == 1
     assert "WRONG fake/scale 3,4 f32->f32: y is off; not timed" in done.stdout
     assert not path.exists()
 
 
-def test_check_times_nothing(command, tmp_path):
+def test_check_times_nothing(command, on_the_host, tmp_path):
     path = tmp_path / "rows.json"
-    done = command("bench", "fake", "--check", "--json", str(path), code=ON_THE_HOST)
+    done = command("bench", "fake", "--check", "--json", str(path), code=on_the_host)
     assert done.returncode == 0 and "2 cases are right; nothing was timed." in done.stdout
     assert not path.exists()
-    done = command("bench", "fake", "--check", code=ON_THE_HOST, FAKE_WRONG="1")
+    done = command("bench", "fake", "--check", code=on_the_host, FAKE_WRONG="1")
     assert done.returncode == 1
 
 
@@ -232,10 +214,10 @@ def test_rows_are_kept_as_they_come(fake_family, tmp_path):
     assert json.loads(path.read_text()) == [ROW]
 
 
-def test_a_file_that_is_no_results_is_refused_before_anything_runs(command, tmp_path):
+def test_a_file_that_is_no_results_is_refused_before_anything_runs(command, on_the_host, tmp_path):
     path = tmp_path / "rows.json"
     path.write_text("[{}]")
-    done = command("bench", "fake", "--json", str(path), code=ON_THE_HOST)
+    done = command("bench", "fake", "--json", str(path), code=on_the_host)
     assert done.returncode == 2 and "expected the keys" in done.stderr
     assert path.read_text() == "[{}]" and done.stdout == ""
 

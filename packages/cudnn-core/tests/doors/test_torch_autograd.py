@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.autograd import forward_ad
 from torch.library import opcheck
 
 from cudnn_core.adapters.torch import ADAPTER
@@ -164,8 +165,67 @@ def test_known_tensors_are_those_of_equal_metadata():
         x.to("meta"),
         torch.randn(2, 6, 3).transpose(1, 2),
         torch.nn.Parameter(x),
+        torch.randn(2, 3, 6).requires_grad_(),
     )
     assert not any(same(other, w) for other in others)
+    assert not same(x, None) and not same(None, w)
+
+
+TRANSFORMS = {
+    "vmap": lambda f, x: torch.vmap(f)(x[None]),
+    "grad": lambda f, x: torch.func.grad(lambda y: f(y).sum())(x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,)),
+    "functionalize": lambda f, x: torch.func.functionalize(f)(x),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_nothing_is_known_at_a_look_under_a_transform(transform):
+    """What a call may then leave out: whether torch transforms functions."""
+    x = torch.randn(2, 3, 6)
+    same = ADAPTER.recognizer((x,))
+    if same is None:
+        pytest.skip("this torch has no guards")
+    seen = []
+
+    def function(y):
+        seen.append(same(x) or same(y))
+        return y * 1
+
+    TRANSFORMS[transform](function, x)
+    assert seen and not any(seen) and same(x)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_tracker_says_what_the_adapter_says(wanted):
+    x = torch.randn(2, 3, requires_grad=wanted)
+    tracks = ADAPTER.tracker((x,))
+    for context in (torch.enable_grad(), torch.no_grad(), forward_ad.dual_level()):
+        with context:
+            assert tracks((x,)) == ADAPTER.tracks_gradient((x,))
+    with torch.no_grad(), forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, x)
+        assert tracks((dual,)) and ADAPTER.tracks_gradient((dual,))
+
+
+def test_refusals_of_calls_that_are_known():
+    """Twice the same first, so that the third is known at a look."""
+    OP.forget()
+    tensors = operands()
+    x, *others = tensors
+    for _ in range(2):
+        y, _ = channels(*tensors)
+        torch.autograd.grad(y.sum(), wanted(tensors), retain_graph=True)
+    first = torch.autograd.grad(y.sum(), wanted(tensors), create_graph=True)
+    with pytest.raises(RuntimeError, match="not differentiable twice"):
+        first[0].sum().backward()
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward mode"):
+        channels(forward_ad.make_dual(x, x.detach()), *others)
+    y, _ = channels(*tensors)
+    with torch.no_grad():
+        x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
 
 
 def test_gradients_without_guards(monkeypatch):

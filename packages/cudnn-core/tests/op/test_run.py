@@ -1,8 +1,12 @@
 """`Op.run` on NumPy arrays: plain outputs, operands in place, overlaps, what is remembered."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
+from cudnn_core.adapters.numpy import NumpyAdapter
+from cudnn_core.tensor_desc import Device
 from cudnn_core.testing.channels import OP, STORE, channels
 
 
@@ -34,6 +38,33 @@ def test_mutated_operands_are_written(shape):
     store = x(2, 3)
     (before,) = STORE.run((np.ones(shape, np.float32), store), ())
     assert (before == x(2, 3)).all() and (store == x(2, 3) + (1 if len(shape) == 2 else 4)).all()
+
+
+def test_a_call_makes_its_device_current_before_it_allocates(monkeypatch):
+    """In a thread where it is not, once for the whole call."""
+    current, entered = [], []
+
+    @contextlib.contextmanager
+    def guard(adapter, device):
+        entered.append(device)
+        current.append(device)
+        yield
+        current.pop()
+
+    allocator = NumpyAdapter.allocator
+
+    def watched(*arguments, **named):
+        assert named["guarded"]
+        make = allocator(*arguments, **named)
+        return lambda: make() if current else pytest.fail("allocated elsewhere")
+
+    monkeypatch.setattr(NumpyAdapter, "readiness", lambda adapter, device: lambda: bool(current))
+    monkeypatch.setattr(NumpyAdapter, "guard", guard)
+    monkeypatch.setattr(NumpyAdapter, "allocator", watched)
+    OP.forget()
+    y, _ = channels(x(2, 3, 4), x(3))
+    assert (y == x(2, 3, 4) * x(3)[:, None]).all() and entered == [Device("cpu")]
+    OP.forget()
 
 
 def test_mutated_operands_must_be_writable_and_alone():

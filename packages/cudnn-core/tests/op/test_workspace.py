@@ -15,10 +15,10 @@ class ScratchEngine(toy.CountingEngine):
 
     def __init__(self):
         super().__init__()
-        self.given = []
+        self.given, self.sizes = [], SIZES
 
     def workspaces(self, problem):
-        return SIZES
+        return self.sizes
 
     def compile(self, plan):
         run = super().compile(plan)
@@ -78,6 +78,14 @@ def test_class_gives_each_call_its_own(op, engine):
     run(x, w, y, top)
     np.testing.assert_allclose(y[..., 0], x[..., 0] @ w[..., 0].T, rtol=1e-5)
     check(engine, 2)
+
+
+def test_calls_share_one_in_which_there_is_nothing(op, engine):
+    engine.sizes = (Workspace(0, zeroed=True), Workspace(7))
+    for _ in range(2):
+        op(inputs(), ())
+    (_, *first), (_, *second) = engine.given
+    assert first[0] is second[0] and first[0].size == 0 and first[1] is not second[1]
 
 
 def test_empty_problem_on_the_host_has_them_too(op, engine):

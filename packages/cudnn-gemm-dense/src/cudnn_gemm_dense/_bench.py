@@ -11,6 +11,7 @@ from typing import Any
 
 import cudnn_gemm_dense
 from cudnn_core.bench.protocol import Case, Trial
+from cudnn_core.bench.tuning import Tuning
 
 LARGE = ((8192, 8192, 8192), (8192, 28672, 4096), (4096, 4096, 4096))
 # A few tokens against the weights of a feed-forward block: gate and up together, then down.
@@ -57,6 +58,13 @@ def cases() -> Iterator[Case]:
             against = {MM: ratio, W4A16: 1.0}
             yield _case("swiglu", shape, "bfloat16", weights, targets=against, quick=True)
     yield from _host_cases()
+
+
+def tunings() -> Iterator[Tuning]:
+    """The tables of tile rules, for `cudnn bench dense --tune`."""
+    from ._bench_tune import tunings
+
+    return tunings()
 
 
 def _case(

@@ -204,7 +204,7 @@ class Work:
 
 
 def bare_executable(inputs: tuple, outputs: tuple) -> Callable[[], None]:
-    """The compiled amax kernel itself, with nothing of Python around it but the call."""
+    """The compiled amax kernel itself, with nothing of Python around it but the call: its scratch memory is there."""
     from cudnn_core.engine import select
 
     from .amax import OP
@@ -213,5 +213,9 @@ def bare_executable(inputs: tuple, outputs: tuple) -> Callable[[], None]:
     engine = select(OP.engines, problem)
     call, scalars = engine.compile(engine.plan(problem)).call, engine.scalars(problem)
     stream = torch.cuda.current_stream().cuda_stream
-    arguments = (*inputs, *outputs, *scalars, stream)
+    scratch = [
+        torch.zeros(workspace.nbytes, dtype=torch.uint8, device="cuda")
+        for workspace in engine.workspaces(problem)
+    ]
+    arguments = (*inputs, *outputs, *scratch, *scalars, stream)
     return lambda: call(*arguments)

@@ -43,7 +43,8 @@ class Product:
 
     batched: whether L can differ from 1. batch: "last" for (M,K,L) or "outer" for (L,M,K). split: None, or stream-K in
     which every thread block gets at least so many units of 128 K elements. glu: None, or where the two columns of a GLU
-    pair lie in B's rows, "interleaved" in turns of 32 or "concatenated" (core's Fragments).
+    pair lie in B's rows, "interleaved" in turns of 32 or "concatenated" (core's Fragments). decode: whether B, if
+    it has scales, may become BF16 in the main loop; else it is rewritten ahead.
     """
 
     a: Side
@@ -53,11 +54,12 @@ class Product:
     split: int | None = None
     glu: str | None = None
     tile: TileConfig = field(default_factory=TileConfig)
+    decode: bool = True
 
     @property
     def decodes(self) -> bool:
         """Whether B becomes BF16 in registers, in the main loop."""
-        return self.b.scale is not None and self.meeting == "bfloat16"
+        return self.decode and self.b.scale is not None and self.meeting == "bfloat16"
 
     @property
     def meeting(self) -> str | None:

@@ -22,6 +22,7 @@ from cudnn_core.hopper.epilogue import (
     TileLoad,
     TileStore,
 )
+from cudnn_core.hopper.tile import ROOMY_SUMS
 
 from . import epilogues, product
 from .config import FusedConfig
@@ -36,6 +37,8 @@ FUNCTIONS = {
 RESULT = {"swiglu": "c", "srelu": "d", "dsrelu": "d"}
 # Staging that an epilogue may have, from the best: (widest subtile, buffers of a warpgroup).
 STAGINGS = ((64, 2), (32, 2), (64, 1), (32, 1), (16, 1))
+# The same where a thread's sums leave few registers to what it makes of them.
+NARROW_STAGINGS = ((32, 2), (64, 2), (32, 1), (64, 1), (16, 1))
 FEWEST_STAGES = 2
 
 
@@ -83,10 +86,11 @@ def fitted(config: FusedConfig) -> tuple[FusedConfig, Epilogue] | str:
     The main loop has better use for shared memory: stages are given up last.
     """
     product_, first = config.product, None
+    crowded = product_.tile.sums > ROOMY_SUMS
     for stages in range(product_.tile.stages, FEWEST_STAGES - 1, -1):
         tile = replace(product_.tile, stages=stages)
         tried = replace(config, product=replace(product_, tile=tile))
-        for width, depth in STAGINGS:
+        for width, depth in NARROW_STAGINGS if crowded else STAGINGS:
             epilogue = epilogue_of(tried, width, depth)
             reason = product.why_not(tried.product, epilogue)
             if reason is None:

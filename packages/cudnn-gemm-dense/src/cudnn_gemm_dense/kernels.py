@@ -14,8 +14,8 @@ from cudnn_core.cache import KernelSource
 from cudnn_core.contract import Contract, Problem, ScaleFactor, Signature
 from cudnn_core.device_info import device_info
 from cudnn_core.engine import Workspace
-from cudnn_core.hopper.rules import choose, rules_for
-from cudnn_core.hopper.tile import TileConfig
+from cudnn_core.hopper.rules import SQUARE, WIDE, choose, rules_for
+from cudnn_core.hopper.tile import ACCUMULATORS, ROOMY_SUMS, TileConfig
 from cudnn_core.hopper.workspace import expanded_bytes, flag_bytes, partial_bytes
 from cudnn_core.plan import Plan
 from cudnn_core.tensor_desc import TensorDesc
@@ -65,9 +65,38 @@ def product_of(problem: Problem) -> Product:
         batch=signature.attribute("batch"),
         glu=dict(signature.attributes).get("glu_layout"),
     )
-    outputs = [p for p in signature.operands if p.name in ("c_tensor", "d_tensor", "ab12_tensor")]
-    tile, split = choose_tile(product, problem.dims, all(plan.tma for plan in outputs))
+    staged, sums = room(signature)
+    if product.decodes and staged and not worth_decoding(product, problem.dims):
+        product = replace(product, decode=False)
+    tile, split = choose_tile(product, problem.dims, staged, sums)
     return replace(product, tile=tile, split=split)
+
+
+# From so many rows of activations on, expanding the weights once costs less than a main loop that decodes them; their
+# expanded form must fit this much memory. Measured on an H200 on 2026-12-02, at 4096 and 8192 rows: decoding slows the
+# main loop down by 18 to 20 % (MXFP8, NVFP4) or 8 to 11 % (MXFP4), expanding takes what 3.8 TB/s allow.
+EXPANDED_ROWS, EXPANDED_ROWS_MXFP4 = 2048, 6144
+LARGEST_EXPANDED = 2**30
+
+
+def worth_decoding(product: Product, dims: Mapping[str, int]) -> bool:
+    """Whether block-scaled weights are better decoded in the main loop than expanded ahead of it."""
+    mxfp4 = (product.b.dtype, product.b.scale) == ("float4_e2m1fn", "float8_e8m0fnu")
+    few = dims["M"] < (EXPANDED_ROWS_MXFP4 if mxfp4 else EXPANDED_ROWS)
+    return few or expanded_bytes(dims["N"], dims["K"], dims["L"]) > LARGEST_EXPANDED
+
+
+def room(signature: Signature) -> tuple[bool, int]:
+    """(whether all outputs go through shared memory, how many sums of a thread leave the epilogue enough registers)."""
+    names = ("c_tensor", "d_tensor", "ab12_tensor")
+    outputs = [p for p in signature.operands if p.name in names]
+    staged = all(plan.tma for plan in outputs)
+    quantized = signature.has("sfc_tensor") or signature.has("sfd_tensor")
+    two_kinds = quantized and any(plan.dtype == "float32" for plan in outputs)
+    nvfp4 = dict(signature.attributes).get("out_format") == "nvfp4"
+    # Beside 192 sums it spills, ptxas says.
+    crowded = not staged or two_kinds or nvfp4
+    return staged, ROOMY_SUMS if crowded else ACCUMULATORS
 
 
 def amax_config(problem: Problem) -> GemmAmaxConfig:
@@ -144,10 +173,10 @@ def fused_source(plan: Plan) -> KernelSource:
     return KernelSource(f"gemm_{plan.config.op}", key=plan, build=build, sources=DEVICE_CODE)
 
 
-def workspaces(problem: Problem) -> tuple[Workspace, ...]:
-    """Scratch memory of a product, as config.scratch names it."""
+def workspaces(problem: Problem, product: Product | None = None) -> tuple[Workspace, ...]:
+    """Scratch memory of a product, as config.scratch names it; product: with another tile than its extents call for."""
     m, n, k, batches = (problem.dims[symbol] for symbol in "MNKL")
-    product = product_of(problem)
+    product = product or product_of(problem)
     expanded = sum(
         expanded_bytes(rows, k, batches, target)
         for rows, target in zip((m, n), product.treatments, strict=True)
@@ -191,17 +220,14 @@ MANY_ROWS = (swapped(256, 128, 5, 3), None)
 DECODED = (*FEW_ROWS, MANY_ROWS)
 # K elements after which sums are promoted: a stage of each type that the tensor core multiplies.
 STAGE_K = {None: 128, "float32": 32}
-# Sums of a thread that leave the epilogues of this family enough registers: with 192 they all spill.
-EPILOGUE_SUMS = 128
 
 
 def choose_tile(
-    product: Product, dims: Mapping[str, int], staged: bool
+    product: Product, dims: Mapping[str, int], staged: bool, sums: int
 ) -> tuple[TileConfig, int | None]:
     """(tile, split) from the extents: one of few, so that no extent alone costs many compiles.
 
-    staged: whether outputs go through shared memory; addresses of single elements take the registers that the largest
-    tile has not.
+    staged, sums: as `room` says. Expanded weights take one tile of whatever extents: decoding has five already.
     """
     m, n, k, batches = (dims[symbol] for symbol in "MNKL")
     long = k > LONGEST_PLAIN_K
@@ -213,7 +239,9 @@ def choose_tile(
         return next((few for few in FEW_ROWS if m <= few[0].bm), FEW_ROWS[-1])
     # FP8 products are promoted always.
     promote_k = STAGE_K.get(product.meeting, 64) if long or product.meeting is None else None
-    rule = choose(rules_for(promote_k, EPILOGUE_SUMS), m, n, k, batches)
+    if not product.decode:
+        return (SQUARE if promote_k is None else WIDE[promote_k]), None
+    rule = choose(rules_for(promote_k, sums), m, n, k, batches)
     return rule.tile, rule.split
 
 
@@ -236,7 +264,7 @@ def amax_source(plan: Plan) -> KernelSource:
 def examples(contract: Contract, everything: bool) -> Iterator[tuple[str, Problem]]:
     """(label, problem) to compile ahead: every recipe, the usual outputs, torch's and JAX's views of scales."""
     outputs = ["float32", "bfloat16", "float16"]
-    extents = [(8192, 8192, 8192), (64, 8192, 8192), (16, 8192, 8192)]
+    extents = [(8192, 8192, 8192), (1024, 8192, 8192), (64, 8192, 8192), (16, 8192, 8192)]
     majors = [("k", "k", "n")]
     forms = ["logical"]
     if everything:
@@ -274,8 +302,10 @@ def fused_examples(contract: Contract, everything: bool) -> Iterator[tuple[str, 
     sides = USUAL_SIDES
     if everything:
         sides = tuple(product((*(s[0] for s in USUAL_SIDES[:2]), *RECIPES), repeat=2))
-    shapes = [(8192, 8192, 8192), (16, 8192, 8192)]
+    shapes = [(8192, 8192, 8192), (1024, 8192, 8192), (16, 8192, 8192)]
     for (a, b), shape, out in product(sides, shapes, (None, "mxfp8")):
+        if shape[0] == 1024 and b not in RECIPES:
+            continue  # A tile of decoded weights.
         problem = fused_example(contract, a, b, shape, out)
         tile = product_of(problem).tile
         label = f"{a} x {b} -> {out or 'bfloat16'}, tile {tile.bm}x{tile.bn}"

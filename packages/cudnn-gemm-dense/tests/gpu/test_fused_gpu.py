@@ -62,6 +62,14 @@ LAYOUTS = [
     FusedCase("dsrelu", "bfloat16", "mxfp8", n=136, major="m"),
     FusedCase("dsrelu", m=264, n=1000),
 ]
+# Rows enough for weights to be expanded.
+LARGE = [
+    FusedCase(
+        "swiglu", "mxfp8", "mxfp8", m=2200, n=2432, k=160, l=1, dtype="bfloat16", second=None
+    ),
+    FusedCase("srelu", "nvfp4", "mxfp4", m=2200, n=2432, k=160, l=1, dtype="bfloat16"),
+    FusedCase("dsrelu", "bfloat16", "mxfp8", m=2200, n=2432, k=8288, l=1, dtype="bfloat16"),
+]
 SIZES = [FusedCase(op, m=m) for op in OPS for m in ROWS if m != 200]
 SIZES += [FusedCase("swiglu", "bfloat16", "mxfp4", m=m, l=1) for m in ROWS]
 QUANTIZED = [
@@ -106,7 +114,7 @@ def assert_result(case, call, result):
         assert (np.abs(values(result["dprob_tensor"]) - dsrelu(call)[1]) <= bound).all()
 
 
-@pytest.mark.parametrize("case", [*FORMATS, *LAYOUTS, *SIZES], ids=str)
+@pytest.mark.parametrize("case", [*FORMATS, *LAYOUTS, *SIZES, *LARGE], ids=str)
 def test_values(case):
     call = case.call()
     assert_result(case, call, case.run(call))

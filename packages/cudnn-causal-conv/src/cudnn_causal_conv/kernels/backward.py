@@ -79,7 +79,8 @@ class Backward:
             splits = Int32(0)
             if batches > 0 and tokens > 0:
                 each = Int64(channels) * (4 * self.sums.rows)
-                splits = Int32(Int64(partials.shape[0]) // each)
+                # A single split has no workspace.
+                splits = cutlass.max(Int32(Int64(partials.shape[0]) // each), Int32(1))
                 self._main(named, splits, stream)
             if splits != 1:
                 self.sums.launch(partials, dweight, named.get("dbias"), splits, stream)

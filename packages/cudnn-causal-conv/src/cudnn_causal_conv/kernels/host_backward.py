@@ -52,11 +52,13 @@ def source_backward(plan: Plan) -> KernelSource:
 
 
 def workspaces_backward(problem: Problem) -> tuple[Workspace, ...]:
-    """Partial sums of the gradients of weight and bias; the sequence of each token, where they are packed."""
+    """Partial sums of the gradients of weight and bias, nothing where there is one; the sequence of each token, where
+    they are packed.
+    """
     config = configure_backward(problem)
     batches, channels, tokens = described(problem)["x"].shape
     splits = splits_of(config, batches, channels, tokens)
-    made = [Workspace(partials_bytes(config, splits, channels))]
+    made = [Workspace(partials_bytes(config, splits, channels) if splits > 1 else 0)]
     if config.has_cu_seqlens:
         made.append(Workspace(4 * tokens))
     return tuple(made)

@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -54,6 +55,8 @@ class Adapter(abc.ABC):
     name: ClassVar[str]
     # Whether the framework has a dtype for two FP4 codes in a byte.
     packs_fp4: ClassVar[bool] = False
+    # Whether `is_writable` may say no.
+    has_read_only: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
@@ -83,7 +86,8 @@ class Adapter(abc.ABC):
     def recognizer(self, arrays: Sequence[Any]) -> Callable[..., bool] | None:
         """same(*others): True only for arrays whose `metadata` are those of `arrays`, at a fraction of a key's cost.
 
-        It may say False of equal ones. None where the framework has no such thing.
+        A wish for a gradient counts as metadata here. It may say False of equal ones. None where the framework has no
+        such thing.
         """
         return None
 
@@ -92,10 +96,13 @@ class Adapter(abc.ABC):
         """Where `x` lives."""
 
     @abc.abstractmethod
-    def allocator(self, desc: TensorDesc, initial: float | None = None) -> Callable[[], Any]:
+    def allocator(
+        self, desc: TensorDesc, initial: float | None = None, *, guarded: bool = False
+    ) -> Callable[[], Any]:
         """A function that makes arrays with exactly the metadata of `desc`.
 
-        initial: the value of every element; None leaves them uninitialized.
+        initial: the value of every element; None leaves them uninitialized. guarded: whoever calls the function has
+        made the device current (`guard`).
         `ValueError` now, not later, when the framework has no such array.
         """
 
@@ -155,6 +162,10 @@ class Adapter(abc.ABC):
         """Whether the framework now records what is done with one of `arrays`, to differentiate it later."""
         return False
 
+    def tracker(self, arrays: Sequence[Any]) -> Callable[[Sequence[Any]], bool]:
+        """`tracks_gradient` of the arrays that a recognizer of `arrays` knows, at a fraction of its cost."""
+        return self.tracks_gradient
+
     def unrecorded(self) -> contextlib.AbstractContextManager:
         """Inside the context the framework records nothing to differentiate later."""
         return NOTHING_TO_GUARD
@@ -162,6 +173,10 @@ class Adapter(abc.ABC):
     def current_stream(self, device: Device) -> int:
         """Handle of the stream on which the framework now queues work."""
         return 0
+
+    def stream_getter(self, device: Device) -> Callable[[], int]:
+        """`current_stream` of one device."""
+        return functools.partial(self.current_stream, device)
 
     def stream_handle(self, stream: Any, device: Device, argument: str = "stream") -> int:
         """Handle of a stream argument (see `streams.handle_of`); None is the current stream."""
@@ -172,6 +187,10 @@ class Adapter(abc.ABC):
     def guard(self, device: Device) -> contextlib.AbstractContextManager:
         """Makes `device` current inside the context; does nothing when it is."""
         return NOTHING_TO_GUARD
+
+    def readiness(self, device: Device) -> Callable[[], bool] | None:
+        """ready(): whether `device` is current in this thread, `guard` not needed; None where it always is."""
+        return None
 
     def on_stream(self, stream: Any, device: Device) -> contextlib.AbstractContextManager:
         """Makes the stream current inside the context, so that it owns what is allocated there.
@@ -210,6 +229,10 @@ class Adapter(abc.ABC):
     def watches(self) -> bool:
         """Whether the framework sees every operation now, whatever it is called on."""
         return False
+
+    def traces(self) -> bool:
+        """`watches`, but where it does so in a way that a recognizer sees, it may say no."""
+        return self.watches()
 
     def needs_op(self, arrays: Iterable[Any]) -> bool:
         """Whether a call on `arrays` must go through an op that the framework knows (`doors`)."""

@@ -44,7 +44,9 @@ class JaxAdapter(Adapter):
             raise ValueError(f"expected an array on one device, got one spread over {devices}")
         return _device(next(iter(devices)))
 
-    def allocator(self, desc: TensorDesc, initial: float | None = None) -> Callable[[], Any]:
+    def allocator(
+        self, desc: TensorDesc, initial: float | None = None, *, guarded: bool = False
+    ) -> Callable[[], Any]:
         """As the base says; without `initial` they hold zeros, as JAX has no empty arrays."""
         dtype, shape, stride = container(desc, packed_dtype=False)
         dense = contiguous_stride(shape)

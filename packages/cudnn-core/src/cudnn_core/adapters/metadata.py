@@ -35,7 +35,9 @@ class MetadataAdapter(Adapter):
         except TypeError:
             return Device("unknown")
 
-    def allocator(self, desc: TensorDesc, initial: float | None = None) -> Callable[[], Any]:
+    def allocator(
+        self, desc: TensorDesc, initial: float | None = None, *, guarded: bool = False
+    ) -> Callable[[], Any]:
         self._refuse("memory to allocate", desc)
 
     def data_pointer(self, x: Any) -> int:

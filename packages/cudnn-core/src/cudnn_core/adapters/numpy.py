@@ -48,7 +48,9 @@ class NumpyAdapter(Adapter):
     def device(self, x: Any) -> Device:
         return CPU
 
-    def allocator(self, desc: TensorDesc, initial: float | None = None) -> Callable[[], Any]:
+    def allocator(
+        self, desc: TensorDesc, initial: float | None = None, *, guarded: bool = False
+    ) -> Callable[[], Any]:
         kind, shape, stride = container(desc, packed_dtype=False)
         if any(step < 0 for step in stride):
             raise ValueError(f"{desc.name or 'array'}: cannot allocate negative strides {stride}")
@@ -60,6 +62,8 @@ class NumpyAdapter(Adapter):
 
     def data_pointer(self, x: Any) -> int:
         return x.__array_interface__["data"][0]
+
+    has_read_only = True
 
     def is_writable(self, x: Any) -> bool:
         return x.flags.writeable

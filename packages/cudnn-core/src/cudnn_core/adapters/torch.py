@@ -25,6 +25,7 @@ BITS = {8: torch.uint8, 16: torch.int16}
 
 # Not public, so another torch may lack it.
 _empty_on_current_gpu = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+_data_pointer = torch.Tensor.data_ptr
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _thread = threading.local()
@@ -97,14 +98,18 @@ class TorchAdapter(Adapter):
         made = torch.empty_strided(shape, stride, dtype=allocated, device=str(desc.device))
         return made.view(dtype.torch()) if dtype.is_fp4 else made
 
-    def allocator(self, desc: TensorDesc, initial: float | None = None) -> Callable[[], Any]:
+    def allocator(
+        self, desc: TensorDesc, initial: float | None = None, *, guarded: bool = False
+    ) -> Callable[[], Any]:
         dtype, shape, stride = container(desc, packed_dtype=HAS_FP4)
         # torch fills new memory in deterministic mode, which it cannot do for FP4: bytes first, then a view.
         allocated = torch.uint8 if dtype.is_fp4 else dtype.torch()
         place = torch.device(str(desc.device))
         make = functools.partial(torch.empty_strided, shape, stride, dtype=allocated, device=place)
         if place.type == "cuda" and _empty_on_current_gpu is not None:
-            make = _quick_empty(make, shape, stride, allocated, place.index)
+            # The allocation that torch's own compiler emits, which skips the dispatcher.
+            quick = functools.partial(_empty_on_current_gpu, shape, stride, allocated)
+            make = quick if guarded else _where_current(quick, make, place.index)
         if initial is not None and place.type == "cuda" and dtype.bits == 32:
             return _words_on_gpu(make, desc, initial)
         if initial is not None:
@@ -130,14 +135,17 @@ class TorchAdapter(Adapter):
         return x.data_ptr()
 
     def data_pointers(self, arrays: Iterable[Any]) -> tuple[int, ...]:
-        return tuple([x.data_ptr() for x in arrays])
+        return tuple(map(_data_pointer, arrays))
 
     def version(self, x: Any) -> int:
         return 0 if x.is_inference() else x._version
 
     def written(self, x: Any) -> None:
-        if not x.is_inference():
-            torch.autograd.graph.increment_version(x)
+        try:
+            torch._C._increment_version((x,))
+        except RuntimeError:  # in some torch versions, of a tensor that has none
+            if not x.is_inference():
+                raise
 
     def tracks_gradient(self, arrays: Iterable[Any]) -> bool:
         if forward_ad._current_level >= 0 and self._has_tangent(arrays):
@@ -148,6 +156,21 @@ class TorchAdapter(Adapter):
             if x is not None and x.requires_grad:
                 return True
         return False
+
+    def tracker(self, arrays: Sequence[Any]) -> Callable[[Sequence[Any]], bool]:
+        is_grad_enabled = torch.is_grad_enabled
+        if any(x.requires_grad for x in arrays):
+
+            def tracks(arrays: Sequence[Any]) -> bool:
+                return is_grad_enabled() or (
+                    forward_ad._current_level >= 0 and self._has_tangent(arrays)
+                )
+        else:
+
+            def tracks(arrays: Sequence[Any]) -> bool:
+                return forward_ad._current_level >= 0 and self._has_tangent(arrays)
+
+        return tracks
 
     def _has_tangent(self, arrays: Iterable[Any]) -> bool:
         # The tensors of a transform hide what outer ones have noted: under any, every call may be one to refuse.
@@ -173,6 +196,11 @@ class TorchAdapter(Adapter):
             return 0
         return torch._C._cuda_getCurrentRawStream(device.index)
 
+    def stream_getter(self, device: Device) -> Callable[[], int]:
+        if device.type != "cuda":
+            return super().stream_getter(device)
+        return functools.partial(torch._C._cuda_getCurrentRawStream, device.index)
+
     def guard(self, device: Device) -> contextlib.AbstractContextManager:
         if device.type != "cuda":
             return NOTHING_TO_GUARD
@@ -183,6 +211,12 @@ class TorchAdapter(Adapter):
             device_info.ensure_context(device.index)
             _thread.has_context = True
         return NOTHING_TO_GUARD
+
+    def readiness(self, device: Device) -> Callable[[], bool] | None:
+        if device.type != "cuda":
+            return None
+        index, current_device = device.index, torch._C._cuda_getDevice
+        return lambda: current_device() == index and hasattr(_thread, "has_context")
 
     def on_stream(self, stream: Any, device: Device) -> contextlib.AbstractContextManager:
         if device.type != "cuda":
@@ -195,7 +229,9 @@ class TorchAdapter(Adapter):
     def launcher(
         self, executable: Callable[..., None], device: Device, scalars: tuple[Any, ...] = ()
     ) -> Callable[..., None]:
-        # The warm path of every CUDA call: bound functions, a context manager only when needed, one tuple of arguments.
+        if device.type != "cuda":
+            return super().launcher(executable, device, scalars)
+        # The warm path of `execute`: bound functions, a context manager only when needed, one tuple of arguments.
         index, current_device = device.index, torch._C._cuda_getDevice
         current_stream = torch._C._cuda_getCurrentRawStream
         tails = {0: (*scalars, 0)}
@@ -224,12 +260,12 @@ class TorchAdapter(Adapter):
 
     def watches(self) -> bool:
         """Whether torch compiles, or a dispatch mode, functorch transform or forward-mode level is on."""
-        return (
-            torch.compiler.is_compiling()  # first: the compiler itself traces this line
-            or _dispatch_modes() > 0
-            or _functorch_level() is not None
-            or forward_ad._current_level >= 0
-        )
+        return self.traces() or _functorch_level() is not None or forward_ad._current_level >= 0
+
+    def traces(self) -> bool:
+        # Recognizers compare the keys by which torch dispatches now, and so refuse all tensors under a transform.
+        # First the compiler, which itself traces this line.
+        return torch.compiler.is_compiling() or _dispatch_modes() > 0
 
     def has_no_data(self, arrays: Iterable[Any]) -> bool:
         if torch.compiler.is_compiling() or _functorch_level() is not None:
@@ -273,18 +309,12 @@ def _fill_bytes(x: torch.Tensor, byte: int) -> torch.Tensor:
     return x
 
 
-def _quick_empty(
-    make: Callable[[], Any], shape: tuple, stride: tuple, dtype: torch.dtype, index: int
+def _where_current(
+    quick: Callable[[], Any], make: Callable[[], Any], index: int
 ) -> Callable[[], Any]:
-    """`make` through the allocation that torch's own compiler emits, which skips the dispatcher."""
+    """`quick` where the device is current, else `make`."""
     current_device = torch._C._cuda_getDevice
-
-    def allocate() -> Any:
-        if current_device() == index:
-            return _empty_on_current_gpu(shape, stride, dtype)
-        return make()
-
-    return allocate
+    return lambda: quick() if current_device() == index else make()
 
 
 READY_SCALARS = 64

@@ -34,6 +34,10 @@ class Cuda:
         return self.properties.name
 
     @property
+    def multiprocessors(self) -> int:
+        return self.properties.multi_processor_count
+
+    @property
     def folder(self) -> str:
         """The name as a folder: "NVIDIA H100 80GB HBM3" is "h100-80gb-hbm3"."""
         return folder_of(self.name)

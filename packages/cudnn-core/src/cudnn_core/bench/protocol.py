@@ -3,6 +3,7 @@
 A family's module `_bench` defines
 
     cases() -> iterable of Case
+    tunings() -> iterable of tuning.Tuning     optional: tables of tiles, for `--tune`
 
 Listing cases imports no framework and touches no device; `prepare` does. A result is a ratio: the time of a named
 call over ours. *Peers* do the same work; *bounds* do less (a copy, a bare GEMM in another format) or are limits that an

@@ -12,9 +12,10 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from cudnn_core.cli import families
 from cudnn_core.cli.console import Steps, make_console
 from cudnn_core.cli.stored import count_kernels
 from cudnn_core.cli.texts import show_bytes, show_seconds
+
+# Gives (label, KernelSource) of every kernel, in an order that is the same in every process, to which it travels.
+Listing = Callable[[], Iterable[tuple[str, Any]]]
 
 
 class CannotCompile(RuntimeError):
@@ -46,17 +50,23 @@ def run(names: list[str], arch: str, jobs: int | None, everything: bool) -> int:
     known = families.compiled()
     chosen = families.named(names, known) if names else known
     folder = _check_machine()
-    labels = [label for label, _ in _sources(chosen, arch, everything)]
-    if not labels:
-        raise CannotCompile(_nothing(chosen, arch))
-    workers = min(jobs or os.cpu_count() or 1, len(labels))
     start = time.perf_counter()
+    outcomes = compile_all(partial(_sources, chosen, arch, everything), arch, jobs)
+    if not outcomes:
+        raise CannotCompile(_nothing(chosen, arch))
+    return _report(outcomes, time.perf_counter() - start, folder)
+
+
+def compile_all(listing: Listing, arch: str, jobs: int | None = None) -> list[Outcome]:
+    """Compile every kernel of a listing, with progress."""
+    count = len(list(listing()))
+    workers = min(jobs or os.cpu_count() or 1, count)
     outcomes = []
-    with Steps(f"Compiling for {arch}", len(labels)) as steps:
-        for outcome in _compile_all(chosen, arch, everything, len(labels), workers):
+    with Steps(f"Compiling for {arch}", count) as steps:
+        for outcome in _outcomes(listing, count, workers):
             outcomes.append(outcome)
             steps.finish(f"{outcome.label}: {outcome.state}")
-    return _report(outcomes, time.perf_counter() - start, folder)
+    return outcomes
 
 
 def _check_machine() -> Path:
@@ -97,18 +107,16 @@ def _nothing(chosen: tuple[families.Family, ...], arch: str) -> str:
     return f"no operation is built yet in the chosen families ({names})"
 
 
-def _compile_all(
-    chosen: tuple[families.Family, ...], arch: str, everything: bool, count: int, workers: int
-) -> Iterator[Outcome]:
+def _outcomes(listing: Listing, count: int, workers: int) -> Iterator[Outcome]:
     """Outcomes as they come. A worker process each, or this process when one is enough."""
-    if workers == 1:
-        _begin(chosen, arch, everything)
+    if workers <= 1:
+        _begin(listing)
         yield from map(_compile_one, range(count))
         return
     # Spawned, not forked: the compiler starts threads, and a fork would copy their locks.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_begin, initargs=(chosen, arch, everything)
+        workers, mp_context=context, initializer=_begin, initargs=(listing,)
     ) as pool:
         for future in as_completed([pool.submit(_compile_one, i) for i in range(count)]):
             yield future.result()
@@ -117,9 +125,9 @@ def _compile_all(
 _listed: list[tuple[str, Any]] = []
 
 
-def _begin(chosen: tuple[families.Family, ...], arch: str, everything: bool) -> None:
+def _begin(listing: Listing) -> None:
     """List the sources in this process."""
-    _listed[:] = _sources(chosen, arch, everything)
+    _listed[:] = listing()
 
 
 def _compile_one(index: int) -> Outcome:

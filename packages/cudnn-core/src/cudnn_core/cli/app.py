@@ -127,6 +127,12 @@ def bench(
     listing: Annotated[
         bool, typer.Option("--list", help="List the cases and stop; needs no GPU.")
     ] = False,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="Measure every tile instead, and fit the rules that pick one again."
+        ),
+    ] = False,
     show: Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="Show these rows instead of measuring."),
@@ -143,11 +149,14 @@ def bench(
     """Measure operations against their peers on this GPU, each checked first, and write the rows."""
     from cudnn_core.bench import results
     from cudnn_core.cli import bench, families, pictures
+    from cudnn_core.cli import tune as tuning
 
     selection = bench.Selection(tuple(op or ()), tuple(case or ()), quick, peers)
     output = bench.Output(json, plot)
     try:
-        if show is not None:
+        if tune:
+            status = tuning.main(family or [], selection, output, show, listing, check)
+        elif show is not None:
             status = bench.show(show, selection, output)
         elif listing:
             status = bench.list_cases(family or [], selection)

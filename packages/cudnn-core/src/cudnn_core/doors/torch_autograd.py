@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -60,17 +61,15 @@ class _Tape:
         self.given = (*given, *(desc is not None for desc in problem.outputs))
         made = [o.name for o in op.contract.outputs if problem.signature.has(o.name)]
         self.spare = spare_cotangents(op, made)
+        self.needed = [at for at, spare in enumerate(self.spare) if not spare]
         names = [o.name for o, there in zip(op.contract.inputs, given, strict=True) if there]
         gradients = [n[1:] for n in op.backward.output_names if n[1:] in names]
-        # Of each present input, where its gradient stands among those that are made.
-        self.places = [gradients.index(name) if name in gradients else None for name in names]
+        # From the gradients that are made and a last None: the tape's, then of each present input its own.
+        places = [gradients.index(name) if name in gradients else -1 for name in names]
+        self.arranged = itemgetter(-1, *places)
 
     def gradients(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
-        """The gradients of the present inputs, from these and the gradients of the outputs; None where one has none."""
-        latest = self.latest.call
-        if latest is not None and latest[0](*tensors):
-            made = latest[1].run(tensors)
-            return (None, *[None if at is None else made[at] for at in self.places])
+        """None, then the gradients of the present inputs, from these and the gradients of the outputs."""
         tensors = self.resolved(tensors)
         key = self.key(tensors)
         prepared = self.backwards.get(key)
@@ -80,7 +79,8 @@ class _Tape:
             prepared = self.backwards[key] = self.op.prepare(self.full(tensors), self.attributes)
         self.latest.remember(self.adapter, tensors, prepared)
         made = prepared.run([x for x in tensors if x is not None])
-        return (None, *[None if at is None else made[at] for at in self.places])
+        made.append(None)
+        return self.arranged(made)
 
     def full(self, tensors: Sequence[Any]) -> list[Any]:
         """The operands of the backward op in contract order."""
@@ -102,14 +102,22 @@ class _Call(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         tape, inputs = ctx.tape, ctx.saved_tensors
-        for given, spare in zip(cotangents, tape.spare, strict=True):
-            if given is None and not spare:
-                cotangents = completed(inputs[0], cotangents, tape.spare, tape.made)
-                break
         tensors = (*inputs, *cotangents)
+        latest = tape.latest.call
+        # A gradient that is None makes it another call.
+        if latest is not None and latest[0](*tensors) and not torch.is_grad_enabled():
+            made = latest[1].run(tensors)
+            made.append(None)
+            return tape.arranged(made)
+        for at in tape.needed:
+            if cotangents[at] is None:
+                tensors = (*inputs, *completed(inputs[0], cotangents, tape.spare, tape.made))
+                break
         return _Once.apply(tape, *tensors) if torch.is_grad_enabled() else tape.gradients(tensors)
 
 
+# What torch calls in a backward pass, without looking first which of two spellings of it there is.
+_Call._backward_cls.apply = _Call.backward
 # Without what `Function.apply` does for functorch: under its transforms calls go to the registered op.
 _apply = super(torch.autograd.Function, _Call).apply
 

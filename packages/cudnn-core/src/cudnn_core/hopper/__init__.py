@@ -14,7 +14,7 @@ pieces of a fused GEMM, each in a module of its own:
     operand      BlockScaledOperand: global memory to shared memory to registers
     decode       the exact expansion of elements and scales to BF16
     decoded      DecodedBody: the main loop when B is decoded in registers
-    expand       Expand: rewrites an operand ahead of the main loop
+    expand       Expand, Expansion: rewrite operands ahead of the main loop
     workspace    sizes of scratch memory
     epilogue     Epilogue and its resources: what happens to the sums
     convert      conversions of quantization, bit-exact

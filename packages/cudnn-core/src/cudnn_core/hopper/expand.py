@@ -1,10 +1,11 @@
-"""A bandwidth-bound kernel that writes an operand out K-major, in a type that its partner can meet.
+"""A bandwidth-bound kernel that writes operands out K-major, in a type in which they can meet.
 
 May import: the CuTe DSL, arguments.py, bits.py, decode.py, operand.py, schedule.py, workspace.py.
 
 Block-scaled elements become what the main loop's decoder makes of them: element * scale, rounded
 once to BF16. All other conversions are exact: FP8 to BF16 or FP16, 16 bits and BF16 values to FP32;
-any type to itself, from rows that are contiguous. A thread block of 256 threads works on a tile;
+any type to itself, from rows that are contiguous. One launch serves all operands of a product. A
+thread block of 256 threads works on a tile;
 every thread writes pieces of 8 elements, so that each warp fills whole sectors of memory:
 
     K-major    128 rows x 256 elements of K; a warp reads and writes 256 elements of a row
@@ -83,8 +84,8 @@ class Expand:
         return 256 if self.operand.contiguous == "k" else 128
 
     @cute.jit
-    def launch(self, tensor: cute.Tensor, scales, target: cute.Pointer, stream: cuda.CUstream):
-        """On the host: expand `tensor` into the bytes at `target`; returns them as (rows, K, L).
+    def prepare(self, tensor: cute.Tensor, scales, target: cute.Pointer):
+        """On the host: (run-time values, the bytes at `target` as (rows, K, L)), to expand `tensor`.
 
         scales: None where elements have none.
         """
@@ -115,13 +116,12 @@ class Expand:
             batch_stride=Int64(tensor.stride[batches]) * codes * self.bits // 8,
             scale_strides=scale_strides,
         )
-        blocks = self.tiles(args) * count
-        self.kernel(args).launch(grid=[blocks, 1, 1], block=[THREADS, 1, 1], stream=stream)
         line = cute.assume(Int64(pitch(depth)), divby=32)
-        return cute.make_tensor(
+        made = cute.make_tensor(
             cute.recast_ptr(target, dtype=DSL_TYPES[self.target]),
             cute.make_layout((rows, depth, count), stride=(line, 1, line * rows)),
         )
+        return args, made
 
     def tiles(self, args: ExpandArgs) -> Int32:
         """Tiles of one batch."""
@@ -130,11 +130,12 @@ class Expand:
     def tiles_k(self, args: ExpandArgs) -> Int32:
         return (args.k + self.tile_k - 1) // self.tile_k
 
-    @cute.kernel
-    def kernel(self, args: ExpandArgs):
-        # A kernel that follows may set itself up, and waits before it reads.
-        cute.arch.griddepcontrol_launch_dependents()
-        block, _, _ = cute.arch.block_idx()
+    def blocks(self, args: ExpandArgs) -> Int32:
+        return self.tiles(args) * args.batches
+
+    @cute.jit
+    def work(self, args: ExpandArgs, block: Int32):
+        """Tile number `block` of all batches, by a thread block."""
         thread, _, _ = cute.arch.thread_idx()
         batch = block // self.tiles(args)
         block = block - batch * self.tiles(args)
@@ -247,6 +248,32 @@ class Expand:
         else:
             factor = (fp32_scale(code) >> 16) * 0x10001
         return [mul_bf16x2(v, factor) for v in e2m1_to_bf16(words[0], table_words())]
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """One launch that writes out several operands."""
+
+    sides: tuple[Expand, ...]
+
+    @cute.jit
+    def launch(self, args, stream: cuda.CUstream):
+        """On the host; args: what each side's `prepare` returned first."""
+        blocks = Int32(0)
+        for i in cutlass.range_constexpr(len(self.sides)):
+            blocks += self.sides[i].blocks(args[i])
+        self.kernel(args).launch(grid=[blocks, 1, 1], block=[THREADS, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, args):
+        # A kernel that follows may set itself up, and waits before it reads.
+        cute.arch.griddepcontrol_launch_dependents()
+        block, _, _ = cute.arch.block_idx()
+        for i in cutlass.range_constexpr(len(self.sides)):
+            count = self.sides[i].blocks(args[i])
+            if (block >= 0) & (block < count):
+                self.sides[i].work(args[i], block)
+            block -= count
 
 
 def transposed(words: list) -> list:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 SHARED_MEMORY = 232448
 # A thread's sums beyond this leave too few registers for addresses and the epilogue.
 ACCUMULATORS = 208
+# Sums beside which an epilogue has registers for all that it would like to keep.
+ROOMY_SUMS = 128
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,11 @@ class TileConfig:
         return self.rows // (64 * self.sharers)
 
     @property
+    def sums(self) -> int:
+        """FP32 sums of a consumer thread."""
+        return self.m_blocks * self.columns // 2
+
+    @property
     def blocks(self) -> int:
         """Thread blocks of a cluster."""
         return self.cluster[0] * self.cluster[1]
@@ -99,12 +106,13 @@ def _shape(tile: TileConfig) -> str | None:
 
 
 def _accumulators(tile: TileConfig) -> str | None:
-    sums = tile.m_blocks * tile.columns // 2
     if tile.promote_k is not None:
         if tile.promote_k <= 0 or tile.promote_k % 32:
             return f"promote_k must be a positive multiple of 32, got {tile.promote_k}"
-    if sums > ACCUMULATORS:
-        return f"the tile needs {sums} accumulator registers a thread, {ACCUMULATORS} are there"
+    if tile.sums > ACCUMULATORS:
+        return (
+            f"the tile needs {tile.sums} accumulator registers a thread, {ACCUMULATORS} are there"
+        )
     return None
 
 

@@ -1,6 +1,6 @@
 """Epilogue: runs a function over the subtiles of a tile.
 
-May import: the CuTe DSL, tile.py, frame.py.
+May import: the CuTe DSL, bits.py, tile.py, frame.py.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,8 @@ import cutlass.cute as cute
 from cutlass import Float32
 from cutlass.cutlass_dsl import select_
 
+from ..bits import opaque
+from ..tile import ROOMY_SUMS
 from .frame import Fragments, Gate, Handle, Live, meet
 
 
@@ -67,10 +69,13 @@ class Epilogue:
         count = cutlass.const_expr(self.fragments.width // 2)
         warp = cute.arch.make_warp_uniform(thread // 32)
         self.clear(item, accumulators, warp, thread)
+        crowded = cutlass.const_expr(self.fragments.tile.sums > ROOMY_SUMS)
         for index in cutlass.range_constexpr(self.fragments.count):
             block, part = divmod(index, self.fragments.per_block)
             values = [accumulators[block][part * count + i] for i in range(count)]
-            self.subtile(lives, self.fragments.frame(item, warp, thread, index), values)
+            # Places are worked out anew, where they could not be kept for the next subtile.
+            own = opaque(thread) if crowded else thread
+            self.subtile(lives, self.fragments.frame(item, warp, own, index), values)
         for i in cutlass.range_constexpr(len(self.resources)):
             self.resources[i][1].end_tile(lives[i], item, thread)
 

@@ -75,7 +75,7 @@ def test_a_negative_handle_is_refused():
         handle_of(-1, CUDA0)
 
 
-@pytest.mark.parametrize("stream", [True, 1.0, "0", object(), [0]], ids=repr)
+@pytest.mark.parametrize("stream", [True, 1.0, "0", object(), [0]], ids=lambda x: type(x).__name__)
 def test_what_is_no_stream_is_a_type_error(stream):
     with pytest.raises(TypeError, match=r"current_stream: expected None, an int.*got builtins\."):
         handle_of(stream, CUDA0, "current_stream")

@@ -260,12 +260,14 @@ class TorchAdapter(Adapter):
 
     def watches(self) -> bool:
         """Whether torch compiles, or a dispatch mode, functorch transform or forward-mode level is on."""
-        return self.traces() or _functorch_level() is not None or forward_ad._current_level >= 0
+        return self.traces() or _functorch_level() is not None
 
     def traces(self) -> bool:
-        # Recognizers compare the keys by which torch dispatches now, and so refuse all tensors under a transform.
-        # First the compiler, which itself traces this line.
-        return torch.compiler.is_compiling() or _dispatch_modes() > 0
+        # Recognizers compare the keys by which torch dispatches now, and so refuse all tensors under a transform; of
+        # tangents they know nothing. First the compiler, which itself traces this line.
+        return (
+            torch.compiler.is_compiling() or _dispatch_modes() > 0 or forward_ad._current_level >= 0
+        )
 
     def has_no_data(self, arrays: Iterable[Any]) -> bool:
         if torch.compiler.is_compiling() or _functorch_level() is not None:

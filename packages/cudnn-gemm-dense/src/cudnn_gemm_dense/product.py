@@ -85,10 +85,10 @@ def shorter(product: Product) -> Iterator[Product]:
     """The product with its rings as deep as asked for, then ever shorter ones."""
     tile = product.tile
     deepest = max(tile.stages, tile.raw_stages if product.decodes else 0)
-    for less in range(deepest - FEWEST_STAGES + 1):
-        made = replace(tile, stages=max(FEWEST_STAGES, tile.stages - less))
+    for most in range(deepest, FEWEST_STAGES - 1, -1):
+        made = replace(tile, stages=min(most, tile.stages))
         if product.decodes:
-            made = replace(made, raw_stages=max(FEWEST_STAGES, tile.raw_stages - less))
+            made = replace(made, raw_stages=min(most, tile.raw_stages))
         yield replace(product, tile=made)
 
 

@@ -1,4 +1,4 @@
-"""Imports the DSL, where it is there, as `jit` does: it reads its architecture once, and test modules import it first."""
+"""Imports the DSL, where it is there, as `jit` does: it reads its architecture once, and test modules come first."""
 
 from importlib.util import find_spec
 

@@ -1,6 +1,5 @@
 """GEMM + amax on NumPy arrays against an independent float64 model: shapes, layouts, formats, life cycle."""
 
-import inspect
 import logging
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cudnn_gemm_dense
 from cudnn_core import api_base
 from cudnn_core.dtypes import FLOAT32
 from cudnn_core.tensor_desc import TensorDesc
@@ -302,29 +300,6 @@ def test_second_call_equals_the_first():
     assert first[1] == second[1] and not np.shares_memory(first[0], second[0])
     small = exact(Case(33, 40, 96, 2))
     assert run(small)[1].item() == small.amax()
-
-
-def test_signatures_are_upstreams():
-    wrapper = "a_tensor b_tensor sfa_tensor sfb_tensor c_major c_dtype acc_dtype mma_tiler_mn cluster_shape_mn"
-    assert list(inspect.signature(gemm_amax_wrapper).parameters) == [
-        *wrapper.split(),
-        "sf_vec_size",
-        "stream",
-    ]
-    sample = "sample_a sample_b sample_sfa sample_sfb sample_c sample_amax acc_dtype mma_tiler_mn"
-    assert list(inspect.signature(GemmAmax).parameters) == [
-        *sample.split(),
-        "cluster_shape_mn",
-        "sf_vec_size",
-    ]
-    run_names = "self a_tensor b_tensor sfa_tensor sfb_tensor c_tensor amax_tensor current_stream"
-    assert list(inspect.signature(GemmAmax.execute).parameters) == run_names.split()
-
-
-def test_upstream_names_are_the_same_objects():
-    assert cudnn_gemm_dense.gemm_amax_wrapper_sm100 is gemm_amax_wrapper
-    assert cudnn_gemm_dense.gemm_amax_jax_sm100 is cudnn_gemm_dense.gemm_amax_jax
-    assert issubclass(GemmAmaxSm100, GemmAmax)
 
 
 @pytest.fixture

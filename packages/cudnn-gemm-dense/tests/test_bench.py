@@ -78,7 +78,7 @@ def test_every_row_of_the_acceptance_has_a_case():
 
 def test_each_target_names_a_peer_or_a_bound(monkeypatch):
     """On a tiny problem of the same kind: a misspelt name would never be judged."""
-    monkeypatch.setattr(_bench_work, "wrapper", lambda op: None)
+    monkeypatch.setattr(_bench_work.Work, "ours", None)
     monkeypatch.setattr(_bench_work.Work, "nbytes", 0)
     for case in _bench.cases():
         if case.clock == "host":
@@ -109,7 +109,7 @@ def spoilt(monkeypatch, name, change):
         change(results[name])
         return results
 
-    monkeypatch.setattr(_bench_work, "wrapper", lambda op: wrong)
+    monkeypatch.setattr(cudnn_gemm_dense, "gemm_amax_wrapper", wrong)
 
 
 @pytest.mark.parametrize(
@@ -194,19 +194,3 @@ def test_the_class_door_is_checked_as_well(monkeypatch):
     monkeypatch.setattr(cudnn_gemm_dense.GemmAmax, "execute", wrong)
     with pytest.raises(WrongResult, match="c_tensor"):
         case.prepare("cpu").check()
-
-
-def test_planned_operations_say_so(monkeypatch):
-    def coming(op):
-        raise NotImplementedError(f"{op} is coming")
-
-    monkeypatch.setattr(_bench, "wrapper", coming)
-    assert _bench.not_built("swiglu") == "swiglu is coming"
-    monkeypatch.setattr(_bench, "wrapper", lambda op: lambda a, glu_layout: None)
-    assert _bench.not_built("swiglu", mixed=True) is None
-    assert "no parameter out_format" in _bench.not_built("swiglu", quantized=True)
-
-
-def test_listing_names_amax_as_built():
-    states = {case.op: case.not_built() for case in _bench.cases() if "mxfp8xmxfp8" in case.dtype}
-    assert states["dense/amax"] is None

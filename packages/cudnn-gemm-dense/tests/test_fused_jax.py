@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import cudnn_gemm_dense as dense
 from cudnn_core.testing.gemm import bits, host
 from cudnn_core.tuple_dict import TupleDict
+from cudnn_gemm_dense import testing
 from cudnn_gemm_dense.testing import (
     Side,
-    column_tensor,
     dsrelu,
     make_call,
-    matrix_tensor,
     scale_memory,
     srelu,
     swiglu,
@@ -36,14 +35,7 @@ def on_the_host():
 
 def operands(op, call):
     """In the contract's order, scales in the physical view; None where a side has none."""
-    a, b = call.a.tensor("jax"), call.b.tensor("jax")
-    sfa, sfb = (s.scale("jax", "physical") for s in (call.a, call.b))
-    prob = column_tensor(call.column, "jax")
-    if op == "swiglu":
-        return [a, b, sfa, sfb]
-    if op == "srelu":
-        return [a, b, sfa, sfb, prob]
-    return [a, b, matrix_tensor(call.gradient, "float32", "n", "jax"), sfa, sfb, prob]
+    return testing.operands(op, call, "jax", "physical")
 
 
 def entry(op, given, **options):

@@ -95,10 +95,13 @@ def test_workspaces_of_dprob_hold_a_sum_for_each_row_and_tile(monkeypatch):
     for a, b in (("bfloat16", "bfloat16"), ("bfloat16", "mxfp8")):
         bound = problem("dsrelu", a, b, m=1000, n=1000)
         tile = kernels.product_of(bound).tile
-        sizes = [w.nbytes for w in kernels.fused_workspaces(bound)]
+        sizes = [w.nbytes for w in kernels.workspaces(bound)]
         parts = -(-1000 // tile.bn) * (tile.sharers if tile.orientation == "swapped" else 1)
         assert sizes[-1] == 4 * 1000 * parts
-        assert kernels.workspaces(bound) == kernels.fused_workspaces(bound)[:-1]
+        assert (
+            kernels.product_workspaces(bound, kernels.product_of(bound))
+            == kernels.workspaces(bound)[:-1]
+        )
 
 
 def test_row_parts_are_those_of_the_resource():

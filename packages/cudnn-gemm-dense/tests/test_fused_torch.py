@@ -13,10 +13,9 @@ from cudnn_core.tensor_desc import canonical_stride
 from cudnn_core.testing.gemm import bits, host
 from cudnn_gemm_dense.testing import (
     batch_first,
-    column_tensor,
     dsrelu,
     make_call,
-    matrix_tensor,
+    operands,
     scale_memory,
     srelu,
     swiglu,
@@ -30,17 +29,7 @@ ULP = 2.0**-23
 
 def tensors(op, call, container="native"):
     """Positional operands of `wrapper`, in the order of the op's contract."""
-    a, b = (
-        s.tensor("torch", container=container if s.element == "float4_e2m1fn" else "native")
-        for s in (call.a, call.b)
-    )
-    sfa, sfb = call.a.scale("torch"), call.b.scale("torch")
-    prob = column_tensor(call.column, "torch")
-    if op == "swiglu":
-        return (a, b, sfa, sfb)
-    if op == "srelu":
-        return (a, b, sfa, sfb, prob)
-    return (a, b, matrix_tensor(call.gradient, "float32", "n", "torch"), sfa, sfb, prob)
+    return tuple(operands(op, call, "torch", container=container))
 
 
 def wrapper(op):

@@ -130,8 +130,8 @@ def test_every_step_is_told():
         (SHARED, "128x128 s4 k8"),
         (SHORT, "64x128 w1 s4"),
         (
-            Rule(TileConfig(pingpong=True, cluster=(2, 1), skew=2, raster=4), 1, 1),
-            "256x128 pp c2x1 s4 skew2 r4",
+            Rule(TileConfig(pingpong=True, cluster=(2, 1), raster=4), 1, 1),
+            "256x128 pp c2x1 s4 r4",
         ),
         (Rule(TileConfig(orientation="swapped", raw_stages=3), 1, 1), "256x128 s4/3"),
     ],

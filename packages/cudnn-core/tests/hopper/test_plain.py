@@ -25,10 +25,10 @@ def plain():
 
 WIDE = TileConfig(bm=128, bn=256, cluster=(2, 1))
 TALL = TileConfig(bm=256, bn=128, cluster=(1, 2))
-LARGE = TileConfig(bm=256, bn=192, stages=3, cluster=(1, 2), skew=1)
+LARGE = TileConfig(bm=256, bn=192, stages=3, cluster=(1, 2))
 TURNS = TileConfig(bm=128, bn=192, pingpong=True, cluster=(2, 1))
 SMALL = TileConfig(bm=64, bn=64, warpgroups=1)
-PROMOTED = TileConfig(bm=128, bn=192, cluster=(2, 1), promote_k=128, skew=2)
+PROMOTED = TileConfig(bm=128, bn=192, cluster=(2, 1), promote_k=128)
 
 # (options, WGMMAs of a stage, fences of a stage)
 KERNELS = {
@@ -60,7 +60,7 @@ KERNELS = {
         {
             "a": "float32",
             "b": "float32",
-            "tile": TileConfig(bm=128, bn=192, cluster=(2, 1), promote_k=32, skew=2),
+            "tile": TileConfig(bm=128, bn=192, cluster=(2, 1), promote_k=32),
         },
         8,
         2,

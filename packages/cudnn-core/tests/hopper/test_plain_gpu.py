@@ -18,14 +18,14 @@ pytestmark = pytest.mark.gpu
 E4, E5 = "float8_e4m3fn", "float8_e5m2"
 WIDE = TileConfig(bm=128, bn=256, cluster=(2, 1), stages=3)
 TURNS = TileConfig(bm=128, bn=192, pingpong=True, cluster=(1, 2), stages=3)
-PROMOTED = TileConfig(bm=128, bn=192, cluster=(2, 1), promote_k=128, skew=2)
+PROMOTED = TileConfig(bm=128, bn=192, cluster=(2, 1), promote_k=128)
 
 KERNELS = {
     "bf16": {"tile": WIDE},
     "bf16 m-major n-major ping-pong": {"a_major": "m", "b_major": "n", "tile": TURNS},
     "bf16 two row blocks": {
         "depth": 1,
-        "tile": TileConfig(bm=256, bn=192, stages=3, cluster=(1, 2), skew=1),
+        "tile": TileConfig(bm=256, bn=192, stages=3, cluster=(1, 2)),
     },
     "bf16 swapped": {"tile": TileConfig(bm=64, bn=256, orientation="swapped", stages=3)},
     "bf16 swapped ping-pong": {

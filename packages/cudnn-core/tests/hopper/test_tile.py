@@ -26,9 +26,6 @@ from cudnn_core.hopper.tile import TileConfig, why_not
         (TileConfig(cluster=(2, 2)), "cluster"),
         (TileConfig(stages=1), "stages"),
         (TileConfig(raw_stages=1), "stages"),
-        (TileConfig(bm=128, bn=64, warpgroups=1, skew=1), "skew"),
-        (TileConfig(skew=-1), "skew"),
-        (TileConfig(bm=128, pingpong=True, skew=1), "skew"),
         (TileConfig(raster=0), "raster"),
     ],
 )
@@ -42,7 +39,7 @@ def test_refusals_name_the_field(tile, word):
         TileConfig(),
         TileConfig(bm=128),
         TileConfig(bm=128, bn=256, cluster=(2, 1)),
-        TileConfig(bm=256, bn=192, cluster=(1, 2), skew=2),
+        TileConfig(bm=256, bn=192, cluster=(1, 2)),
         TileConfig(bm=128, bn=192, pingpong=True),
         TileConfig(bm=64, bn=256, pingpong=True),
         TileConfig(bm=128, bn=192, promote_k=128),

@@ -6,8 +6,6 @@ size they see in a network. Listing imports no framework; what runs is in `_benc
 
 from collections.abc import Iterator
 from functools import partial
-from inspect import signature
-from typing import Any
 
 import cudnn_gemm_dense
 from cudnn_core.bench.protocol import Case, Trial
@@ -20,10 +18,8 @@ TINY = (128, 128, 128)
 
 MM, SCALED_MM, W4A16 = "torch.mm", "torch._scaled_mm", "quack.gemm_w4a16"
 SHORT = {"bfloat16": "bf16", "float8_e4m3fn": "fp8"}
-# Weights -> ratio to BF16 torch.mm that decoding is to reach: what their fewer bytes allow, and some.
+# Weights -> ratio to BF16 torch.mm that decoding is to reach.
 DECODE_TARGETS = {"mxfp8": 1.6, "mxfp4": 2.3, "nvfp4": 2.3}
-# What a wrapper's parameter list tells about what is built.
-NEW_OPTION = {"mixed operands": "glu_layout", "a quantized output": "out_format"}
 
 
 def chain_name(op: str, a: str, b: str, out: str = "bfloat16") -> str:
@@ -85,7 +81,6 @@ def _case(
         dtype=f"{names[0]}x{names[1]}->{names[2]}",
         targets=targets,
         prepare=partial(prepare, op, shape, a, b, out),
-        not_built=partial(not_built, op, mixed=a != b, quantized=out != "bfloat16"),
         quick=quick,
     )
 
@@ -106,23 +101,6 @@ def prepare(op: str, shape: tuple[int, int, int], a: str, b: str, out: str, devi
         rate="float8" if a == b == "float8_e4m3fn" else "bfloat16",
         host=lambda: Work(op, TINY, a, b, out, device).ours,
     )
-
-
-def wrapper(op: str) -> Any:
-    """The public function of an operation; NotImplementedError while it is not built."""
-    return getattr(cudnn_gemm_dense, f"gemm_{op}_wrapper")
-
-
-def not_built(op: str, *, mixed: bool = False, quantized: bool = False) -> str | None:
-    """Why an operation, or what a case needs of it, does not exist yet."""
-    try:
-        parameters = signature(wrapper(op)).parameters
-    except NotImplementedError as error:
-        return str(error)
-    for (what, option), needed in zip(NEW_OPTION.items(), (mixed, quantized), strict=True):
-        if needed and option not in parameters:
-            return f"gemm_{op}_wrapper does not serve {what} yet: it has no parameter {option}"
-    return None
 
 
 # Design section 7: a class's `execute` against the bare executable; a wrapper's own share, and that of each output.

@@ -125,10 +125,10 @@ def promoted(stage: int) -> tuple[Rule, ...]:
     """Tiles to try for sums that leave the tensor core after each stage."""
     large = (
         TileConfig(bm=256, bn=128, promote_k=stage),
-        TileConfig(bm=256, bn=128, cluster=(2, 1), promote_k=stage, skew=2),
-        TileConfig(bm=128, bn=192, stages=5, promote_k=stage, skew=2),
+        TileConfig(bm=256, bn=128, cluster=(2, 1), promote_k=stage),
+        TileConfig(bm=128, bn=192, stages=5, promote_k=stage),
         TileConfig(bm=128, bn=128, stages=5, promote_k=stage),
-        TileConfig(bm=128, bn=128, stages=5, cluster=(2, 1), promote_k=stage, skew=2),
+        TileConfig(bm=128, bn=128, stages=5, cluster=(2, 1), promote_k=stage),
     )
     shared = variants(map(_rule, (large[0], large[3])), (4, 8))
     return (*map(_rule, large), *shared, *_short(replace(SHORT, promote_k=stage)))
@@ -148,14 +148,11 @@ def decoded() -> tuple[Rule, ...]:
 def more_decoded() -> tuple[Rule, ...]:
     """Tiles to try for decoded weights."""
     few = (
-        swapped(16, 256, 10, 8, promote_k=4096, warpgroups=4),
-        swapped(32, 256, 8, 8, promote_k=4096, warpgroups=4),
         swapped(64, 128, 8, 7, promote_k=4096),
         *(rule.tile for rule in decoded()[:3]),
     )
     short = (replace(_rule(tile), most_rows=tile.bm) for tile in few)
     large = (
-        swapped(128, 256, 4, 3, promote_k=4096, warpgroups=4),
         swapped(192, 128, 5, 4),
         FEW_ROWS[-1][0],
     )
@@ -206,7 +203,7 @@ def engine(rule: Rule) -> HopperEngine:
     def workspaces(problem: Problem) -> tuple[Workspace, ...]:
         return kernels.workspaces(problem, with_tile(problem))
 
-    return HopperEngine(configure, kernels.fused_source, kernels.why_not, workspaces)
+    return HopperEngine(configure, kernels.source, kernels.why_not, workspaces)
 
 
 class Subject:

@@ -1,6 +1,6 @@
 """GEMM + amax: C = A B^T of operands of any format, and the largest absolute value of the FP32 result.
 
-Contract, NumPy reference, Hopper composition and the public wrapper, class and JAX entry. Imports no framework.
+Contract, NumPy reference, and the public wrapper, class and JAX entry. Imports no framework.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any
 
 from cudnn_core.contract import (
     Contract,
-    Problem,
     ScalarTensor,
     Signature,
     block_sizes,
@@ -19,12 +18,11 @@ from cudnn_core.contract import (
     tile_hint,
 )
 from cudnn_core.dtypes import FLOAT32
-from cudnn_core.engine import HopperEngine, ReferenceEngine
 from cudnn_core.errors import mismatch
-from cudnn_core.op import Op, OpClass
-from cudnn_core.plan import Plan
+from cudnn_core.op import OpClass
 from cudnn_core.tuple_dict import TupleDict
 
+from .engines import operation
 from .operands import (
     FP4,
     FP4_NAME,
@@ -102,51 +100,7 @@ def reference(signature: Signature, *arguments: Any) -> None:
     join_amax(acc, signature, named)
 
 
-def configure(problem: Problem):
-    """The kernel configuration of a problem: operands as bound, the tile from the extents."""
-    from .kernels import amax_config
-
-    return amax_config(problem)
-
-
-def source(plan: Plan):
-    """What the compile cache needs to build the kernel of a plan."""
-    from .kernels import amax_source
-
-    return amax_source(plan)
-
-
-def why_not(problem: Problem) -> str | None:
-    """The reason why no kernel serves a problem, or None."""
-    from .kernels import why_not
-
-    return why_not(problem)
-
-
-def workspaces(problem: Problem):
-    """Scratch memory of the kernels."""
-    from .kernels import workspaces
-
-    return workspaces(problem)
-
-
-def examples(everything: bool):
-    """(label, problem) of the kernels that `cudnn compile` makes."""
-    from . import kernels
-
-    return kernels.examples(CONTRACT, everything)
-
-
-OP = Op(
-    CONTRACT,
-    engines=(
-        ReferenceEngine(reference),
-        HopperEngine(configure, source, why_not, workspaces),
-    ),
-    namespace="cudnn_gemm_dense",
-    short_name="gemm_amax",
-    examples=examples,
-)
+OP = operation(CONTRACT, reference)
 
 
 def gemm_amax_wrapper(

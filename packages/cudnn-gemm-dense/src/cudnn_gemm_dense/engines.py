@@ -1,22 +1,25 @@
-"""The engines of the ops with an activation, and the Op they make. Imports no framework, and kernels only for GPUs."""
+"""The engines of the dense ops, and the Op they make. Imports no framework, and kernels only for GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from cudnn_core.contract import Contract, Problem
 from cudnn_core.engine import HopperEngine, ReferenceEngine, Workspace
 from cudnn_core.op import Op
 from cudnn_core.plan import Plan
 
+AMAX = "dense/amax"
+
 
 def operation(contract: Contract, reference: Callable[..., None]) -> Op:
     """`gemm_<stem>` for a contract called ``dense/<stem>``: NumPy on the host, kernels on Hopper GPUs."""
 
-    def examples(everything: bool):
+    def examples(everything: bool) -> Iterator[tuple[str, Problem]]:
         from . import kernels
 
-        return kernels.fused_examples(contract, everything)
+        make = kernels.amax_examples if contract.name == AMAX else kernels.fused_examples
+        return make(contract, everything)
 
     engines = (ReferenceEngine(reference), HopperEngine(configure, source, why_not, workspaces))
     stem = contract.name.rpartition("/")[2]
@@ -25,27 +28,28 @@ def operation(contract: Contract, reference: Callable[..., None]) -> Op:
 
 def configure(problem: Problem):
     """The kernel configuration of a problem: operands as bound, the tile from the extents."""
-    from .kernels import fused_config
+    from . import kernels
 
-    return fused_config(problem)
+    amax = problem.signature.op == AMAX
+    return kernels.amax_config(problem) if amax else kernels.fused_config(problem)
 
 
 def source(plan: Plan):
     """What the compile cache needs to build the kernel of a plan."""
-    from .kernels import fused_source
+    from . import kernels
 
-    return fused_source(plan)
+    return kernels.source(plan)
 
 
 def why_not(problem: Problem) -> str | None:
     """The reason why no kernel serves a problem, or None."""
-    from .kernels import why_not
+    from . import kernels
 
-    return why_not(problem)
+    return kernels.why_not(problem)
 
 
 def workspaces(problem: Problem) -> tuple[Workspace, ...]:
     """Scratch memory of the kernels."""
-    from .kernels import fused_workspaces
+    from . import kernels
 
-    return fused_workspaces(problem)
+    return kernels.workspaces(problem)

@@ -114,7 +114,7 @@ def pieces(config: FusedConfig) -> tuple[FusedConfig, Multiply]:
 def kernel(config: FusedConfig):
     """The host function to compile: f(*tensors of `order`, *workspaces, alpha, blocks, stream).
 
-    Workspaces as config.scratch and kernels.fused_workspaces say. blocks: how many thread blocks may be resident, a
+    Workspaces as config.scratch and kernels.workspaces say. blocks: how many thread blocks may be resident, a
     multiprocessor each. Empty problems (M, N, K or L of 0) are the caller's to settle before the call.
     """
     config, multiply = pieces(config)

@@ -21,6 +21,7 @@ from cudnn_core.plan import Plan
 from cudnn_core.tensor_desc import TensorDesc
 
 from .config import RECIPES, FusedConfig, GemmAmaxConfig, Product, Side, Stored, scratch
+from .operands import vec_of
 
 # What kernels are traced from, beside core's own device code.
 DEVICE_CODE = (
@@ -28,7 +29,6 @@ DEVICE_CODE = (
     "cudnn_gemm_dense.epilogues",
     "cudnn_gemm_dense.product",
     "cudnn_gemm_dense.block_scaled",
-    "cudnn_gemm_dense.epilogues",
     "cudnn_gemm_dense.fused",
 )
 
@@ -44,11 +44,11 @@ def side_of(signature: Signature, side: int) -> Side:
     )
     if not signature.has(scale_name):
         return made
-    scale, vec = signature.operand(scale_name), signature.attribute("sf_vec_size")
+    scale = signature.operand(scale_name)
     return replace(
         made,
         scale=scale.dtype,
-        sf_vec=vec[side] if isinstance(vec, tuple) else vec,
+        sf_vec=vec_of(signature, side),
         sf_container=scale.container,
         sf_form=scale.major,
     )
@@ -147,14 +147,17 @@ def fused_config(problem: Problem) -> FusedConfig:
     )
 
 
-def fused_workspaces(problem: Problem) -> tuple[Workspace, ...]:
-    """Scratch memory of `workspaces`; partial sums of rows come last, for dprob."""
-    made = workspaces(problem)
+def workspaces(problem: Problem, product: Product | None = None) -> tuple[Workspace, ...]:
+    """Scratch memory: of the product (`product_workspaces`), then partial sums of rows for dprob.
+
+    product: None, or with another tile than the extents call for.
+    """
+    product = product or product_of(problem)
+    made = product_workspaces(problem, product)
     if not problem.signature.has("dprob_tensor"):
         return made
     m, n, batches = (problem.dims[symbol] for symbol in "MNL")
-    tile = product_of(problem).tile
-    return (*made, Workspace(4 * m * row_parts(tile, n) * batches))
+    return (*made, Workspace(4 * m * row_parts(product.tile, n) * batches))
 
 
 def row_parts(tile: TileConfig, n: int) -> int:
@@ -162,21 +165,22 @@ def row_parts(tile: TileConfig, n: int) -> int:
     return -(-n // tile.bn) * (tile.sharers if tile.orientation == "swapped" else 1)
 
 
-def fused_source(plan: Plan) -> KernelSource:
-    """What the compile cache needs to build the kernel of a product with an activation."""
+def source(plan: Plan) -> KernelSource:
+    """What the compile cache needs to build the kernel of a plan."""
 
     def build():
-        from . import fused
+        from . import block_scaled, fused
 
-        return fused.kernel(plan.config), fused.fake_args(plan.config), ""
+        module = block_scaled if isinstance(plan.config, GemmAmaxConfig) else fused
+        return module.kernel(plan.config), module.fake_args(plan.config), ""
 
-    return KernelSource(f"gemm_{plan.config.op}", key=plan, build=build, sources=DEVICE_CODE)
+    name = f"gemm_{plan.op.rpartition('/')[2]}"
+    return KernelSource(name, key=plan, build=build, sources=DEVICE_CODE)
 
 
-def workspaces(problem: Problem, product: Product | None = None) -> tuple[Workspace, ...]:
-    """Scratch memory of a product, as config.scratch names it; product: with another tile than its extents call for."""
+def product_workspaces(problem: Problem, product: Product) -> tuple[Workspace, ...]:
+    """Scratch memory of a product, as config.scratch names it."""
     m, n, k, batches = (problem.dims[symbol] for symbol in "MNKL")
-    product = product or product_of(problem)
     expanded = sum(
         expanded_bytes(rows, k, batches, target)
         for rows, target in zip((m, n), product.treatments, strict=True)
@@ -217,7 +221,7 @@ FEW_ROWS = (
     few(16, 5, promote_k=4096),
     few(32, 4, promote_k=4096),
     few(64, 3),
-    # For long sums: twice as many registers hold them, which costs some speed.
+    # For long sums: twice as many registers hold them.
     few(64, 3, promote_k=4096),
     (swapped(128, 128, 5, 5, promote_k=4096), 4),
 )
@@ -272,23 +276,7 @@ def longest_sum(
     return min(k, UNIT * -(-units // max(1, min(multiprocessors, units // split))))
 
 
-def amax_source(plan: Plan) -> KernelSource:
-    """What the compile cache needs to build the kernel of a plan of GEMM + amax."""
-
-    def build():
-        from . import block_scaled
-
-        return block_scaled.kernel(plan.config), block_scaled.fake_args(plan.config), ""
-
-    return KernelSource(
-        "gemm_amax",
-        key=plan,
-        build=build,
-        sources=DEVICE_CODE,
-    )
-
-
-def examples(contract: Contract, everything: bool) -> Iterator[tuple[str, Problem]]:
+def amax_examples(contract: Contract, everything: bool) -> Iterator[tuple[str, Problem]]:
     """(label, problem) to compile ahead: every recipe, the usual outputs, torch's and JAX's views of scales."""
     outputs = ["float32", "bfloat16", "float16"]
     extents = [(8192, 8192, 8192), (1024, 8192, 8192), (64, 8192, 8192), (16, 8192, 8192)]

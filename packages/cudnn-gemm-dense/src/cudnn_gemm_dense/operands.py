@@ -124,8 +124,7 @@ def _check_side(signature: Signature, name: str, scale: str, side: int) -> None:
 
 def vec_of(signature: Signature, side: int) -> int:
     """Elements that share a scale on the left (0) or the right (1)."""
-    value = signature.attribute("sf_vec_size")
-    return value[side] if isinstance(value, tuple) else value
+    return (SFA, SFB)[side].vec(dict(signature.attributes))
 
 
 def output(name: str, dtypes: tuple[DType, ...], dtype_from: str, major_from: str, **more: Any):

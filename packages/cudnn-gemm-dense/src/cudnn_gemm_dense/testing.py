@@ -314,3 +314,23 @@ def scale_memory(x: Any) -> np.ndarray:
 def expected_scale_memory(scales: np.ndarray) -> np.ndarray:
     """(L, rows, blocks) bytes in memory order, zeros in the padding."""
     return scale_bytes(scales, 0)
+
+
+def operands(
+    op: str, call: Call, framework: str, view: str = "logical", container: str = "native"
+) -> list:
+    """Arrays of an op with an activation, in its contract's order; None where a side has no scales.
+
+    container: of FP4, "native" or "uint8".
+    """
+    a, b = (
+        s.tensor(framework, container=container if s.element == "float4_e2m1fn" else "native")
+        for s in (call.a, call.b)
+    )
+    scales = [s.scale(framework, view) for s in (call.a, call.b)]
+    if op == "swiglu":
+        return [a, b, *scales]
+    prob = column_tensor(call.column, framework)
+    if op == "srelu":
+        return [a, b, *scales, prob]
+    return [a, b, matrix_tensor(call.gradient, "float32", "n", framework), *scales, prob]

@@ -14,7 +14,7 @@ from cudnn_core.hopper.workspace import expanded_bytes, flag_bytes, partial_byte
 from cudnn_core.plan import Plan
 from cudnn_core.testing import gemm
 from cudnn_gemm_dense.config import GemmAmaxConfig, Product, Side, scratch
-from cudnn_gemm_dense.kernels import FEW_ROWS, MANY_ROWS, amax_source, swapped
+from cudnn_gemm_dense.kernels import FEW_ROWS, MANY_ROWS, source, swapped
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +37,7 @@ TILES = {
 def compiled(config):
     from cudnn_core import cache
 
-    return cache.get(amax_source(Plan("dense/amax", "hopper", "sm_90a", config))).call
+    return cache.get(source(Plan("dense/amax", "hopper", "sm_90a", config))).call
 
 
 def config_of(case, tile=None, split=None, forms="logical", **changes):

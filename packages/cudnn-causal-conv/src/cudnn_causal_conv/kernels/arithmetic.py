@@ -6,8 +6,9 @@ for a compiler that contracts or reorders would break that.
 """
 
 from cutlass import Float32
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
+
+from cudnn_core.hopper.inline import asm
 
 NEGATIVE_LOG2_E = -1.4426950408889634
 
@@ -16,16 +17,7 @@ NEGATIVE_LOG2_E = -1.4426950408889634
 def _pure(operands: list, text: str, *, loc=None, ip=None) -> Float32:
     values = [Float32(x).ir_value(loc=loc, ip=ip) for x in operands]
     constraints = ",".join(["=f"] + ["f"] * len(values))
-    result = llvm.inline_asm(
-        T.f32(),
-        values,
-        text,
-        constraints,
-        has_side_effects=False,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-    )
-    return Float32(result)
+    return Float32(asm(T.f32(), values, text, constraints, side_effects=False))
 
 
 def fma(a: Float32, b: Float32, c: Float32) -> Float32:

@@ -349,7 +349,7 @@ class ChannelColumns:
             held[k] = parts.keep(inside[k], sight.sees[k])
         if cutlass.const_expr(initial is not None and self.segmented):
             if sight.strays():
-                start, _ = limits_of(sight, sight.name)
+                start, _ = parts.limits(sight.bounds, sight.name, sight.tokens)
                 for k in cutlass.range_constexpr(1, len(inside)):
                     at = u - k - start + self.history
                     if at < self.history and at >= 0:
@@ -387,7 +387,7 @@ class ChannelColumns:
                 if cutlass.const_expr(dfinal is not None):
                     name = name_of(sight, t)
                     if name >= 0:
-                        _, end = limits_of(sight, name)
+                        _, end = parts.limits(sight.bounds, name, sight.tokens)
                         at = t - end + self.history
                         if at >= 0 and at < self.history:
                             for i in cutlass.range_constexpr(self.each):
@@ -461,10 +461,3 @@ def name_of(sight, t):
         return sight.b
     t = cutlass.min(cutlass.max(t, 0), sight.tokens - 1)
     return parts.sequence_at(sight.ids, sight.b, t)
-
-
-def limits_of(sight, name):
-    """First token of a sequence and the one after its last."""
-    if sight.bounds is None:
-        return Int32(0), sight.tokens
-    return parts.limits(sight.bounds, name, sight.tokens)

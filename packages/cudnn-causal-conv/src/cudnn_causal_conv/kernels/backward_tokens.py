@@ -21,6 +21,7 @@ from .config import CHUNK as TOKENS
 from .config import ELEMENT_BYTES, ROW_RUNS, ROW_WARPS, VECTOR_BYTES
 from .launch import divisor
 from .reduce import Totals, settle
+from .row_masks import Masks
 from .row_walk import MOST_ROWS, Numbers, Walk, fold_of, skew_of, team_of
 
 
@@ -462,7 +463,7 @@ class TokenRows:
                 held[k] = seen[k]
             name = masks.name(i)
             if masks.strays(i):
-                start, _ = limits_of(masks, i)
+                start, _ = parts.limits(masks.bounds, name, masks.tokens)
                 for k in cutlass.range_constexpr(1, len(seen)):
                     at = place - k - start + self.history
                     if at < self.history and at >= 0:
@@ -508,7 +509,7 @@ class TokenRows:
             held[i] = made[i]
             name = masks.name(i)
             if masks.counts(i):
-                _, end = limits_of(masks, i)
+                _, end = parts.limits(masks.bounds, name, masks.tokens)
                 at = t + i - end + self.history
                 if at >= 0 and at < self.history:
                     more = parts.element(dfinal, name, walk.channel, at)
@@ -560,43 +561,3 @@ class TokenRows:
                 for w in cutlass.range(1, Int32(1) << walk.team, unroll=1):
                     total = arithmetic.add(total, shared[(first + w) * size + at])
                 settle(totals, total, walk.split, at // MOST_ROWS, channel, count)
-
-
-class Masks:
-    """What the eight tokens of a lane may see of others, where not all of them may see all."""
-
-    def __init__(self, kernel, walk, ids, bounds, b, t):
-        self.bounds, self.b, self.t, self.tokens = bounds, b, t, walk.tokens
-        self.history, self.segmented = kernel.history, kernel.segmented
-        if self.segmented:
-            last = walk.tokens - 1
-            places = range(-self.history, TOKENS + self.history)
-            self.names = [
-                parts.sequence_at(ids, b, cutlass.min(cutlass.max(t + i, 0), last)) for i in places
-            ]
-
-    def name(self, i):
-        """Which sequence token i belongs to: the batch, or an entry of cu_seqlens."""
-        return self.names[self.history + i] if self.segmented else self.b
-
-    def counts(self, i):
-        """Whether token i exists and is no padding."""
-        exists = (self.t + i >= 0) & (self.t + i < self.tokens)
-        return exists & (self.name(i) >= 0) if self.segmented else exists
-
-    def sees(self, i, k):
-        """Whether the input k tokens before token i reaches it."""
-        if not self.segmented:
-            return self.counts(i)
-        return self.counts(i) & (self.names[self.history + i - k] == self.name(i))
-
-    def strays(self, i):
-        """Whether token i looks back past the start of its sequence."""
-        return self.counts(i) & ~self.sees(i, self.history)
-
-
-def limits_of(masks, i):
-    """First token of the sequence of token i and the one after its last."""
-    if masks.bounds is None:
-        return Int32(0), masks.tokens
-    return parts.limits(masks.bounds, masks.names[masks.history + i], masks.tokens)

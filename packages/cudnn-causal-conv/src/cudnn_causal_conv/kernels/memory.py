@@ -7,28 +7,15 @@ so that the loads of a thread stay together.
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
-from cutlass._mlir import ir
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from cudnn_core.hopper.bits import round_pair
 from cudnn_core.hopper.convert import permute_bytes, widen
+from cudnn_core.hopper.inline import asm, load, vector
 
 from .config import ELEMENT_BYTES, VECTOR_BYTES
 
 PAIRS = {"bfloat16": "bf16x2", "float16": "f16x2"}
-
-
-def _asm(result, operands, text, constraints):
-    return llvm.inline_asm(
-        result,
-        operands,
-        text,
-        constraints,
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-    )
 
 
 @dsl_user_op
@@ -47,19 +34,12 @@ def load_words(
     """
     operands = [Int64(address).ir_value(loc=loc, ip=ip), Boolean(valid).ir_value(loc=loc, ip=ip)]
     suffix = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[count]
-    outs = [f"${i}" for i in range(count)]
-    zeros = " ".join(f"mov.b32 {out}, 0;" for out in outs)
-    target = outs[0] if count == 1 else "{" + ", ".join(outs) + "}"
+    zeros = " ".join(f"mov.b32 ${i}, 0;" for i in range(count))
     text = (
         f"{{ .reg .pred p; .reg .b64 a; mov.pred p, ${count + 1}; mov.b64 a, ${count}; {zeros} "
-        f"@p ld.global{'.nc' * constant}.{suffix} {target}, [a]; }}"
+        f"@p ld.global{'.nc' * constant}.{suffix} {vector(0, count)}, [a]; }}"
     )
-    constraints = ",".join(["=r"] * count + ["l", "b"])
-    if count == 1:
-        return [Uint32(_asm(T.i32(), operands, text, constraints))]
-    struct = ir.Type.parse(f"!llvm.struct<({', '.join(['i32'] * count)})>")
-    packed = _asm(struct, operands, text, constraints)
-    return [Uint32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(count)]
+    return load(Uint32, count, operands, text, "l,b")
 
 
 @dsl_user_op
@@ -68,11 +48,9 @@ def store_words(address: Int64, words: list, valid: Boolean, *, loc=None, ip=Non
     count = len(words)
     operands = [Int64(address).ir_value(loc=loc, ip=ip), Boolean(valid).ir_value(loc=loc, ip=ip)]
     operands += [Uint32(word).ir_value(loc=loc, ip=ip) for word in words]
-    names = [f"${i + 2}" for i in range(count)]
-    source = names[0] if count == 1 else "{" + ", ".join(names) + "}"
     suffix = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[count]
-    text = f"@$1 st.global.{suffix} [$0], {source};"
-    _asm(None, operands, text, ",".join(["l", "b"] + ["r"] * count))
+    text = f"@$1 st.global.{suffix} [$0], {vector(2, count)};"
+    asm(None, operands, text, ",".join(["l", "b"] + ["r"] * count))
 
 
 @dsl_user_op
@@ -89,7 +67,7 @@ def load_bits(address: Int64, dtype: str, valid: Boolean, *, loc=None, ip=None) 
             "{ .reg .pred p; .reg .b64 a; .reg .b16 h; mov.pred p, $2; mov.b64 a, $1; "
             "mov.b16 h, 0; @p ld.global.b16 h, [a]; cvt.u32.u16 $0, h; }"
         )
-    return Uint32(_asm(T.i32(), operands, text, "=r,l,b"))
+    return Uint32(asm(T.i32(), operands, text, "=r,l,b"))
 
 
 @dsl_user_op
@@ -106,7 +84,7 @@ def store_bits(
         text = "@$1 st.global.b32 [$0], $2;"
     else:
         text = "{ .reg .b16 h; cvt.u16.u32 h, $2; @$1 st.global.b16 [$0], h; }"
-    _asm(None, operands, text, "l,b,r")
+    asm(None, operands, text, "l,b,r")
 
 
 def load_int(address: Int64, valid) -> Int32:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
-from cutlass._mlir import ir
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op, select_
+
+from cudnn_core.hopper.inline import asm, load, vector
 
 from . import arithmetic, memory
 from .arithmetic import fma, multiply
@@ -21,36 +21,20 @@ from .memory import address
 NAMES = {kind: name for name, kind in TYPES.items()}
 
 
-def _asm(result, operands, text, constraints, side_effects=True):
-    return llvm.inline_asm(
-        result,
-        operands,
-        text,
-        constraints,
-        has_side_effects=side_effects,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-    )
-
-
 @dsl_user_op
 def _load(place: Int64, count: int, *, loc=None, ip=None) -> list:
     """1, 2 or 4 words of an address that exists. The load stays where it stands: it runs ahead of its use."""
     operands = [Int64(place).ir_value(loc=loc, ip=ip)]
-    if count == 1:
-        return [Uint32(_asm(T.i32(), operands, "ld.global.nc.b32 $0, [$1];", "=r,l"))]
-    struct = ir.Type.parse(f"!llvm.struct<({', '.join(['i32'] * count)})>")
-    outs = ", ".join(f"${i}" for i in range(count))
-    text = f"ld.global.nc.v{count}.b32 {{{outs}}}, [${count}];"
-    packed = _asm(struct, operands, text, ",".join(["=r"] * count) + ",l")
-    return [Uint32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(count)]
+    size = f".v{count}" if count > 1 else ""
+    text = f"ld.global.nc{size}.b32 {vector(0, count)}, [${count}];"
+    return load(Uint32, count, operands, text, "l")
 
 
 @dsl_user_op
 def _load_half(place: Int64, *, loc=None, ip=None) -> Uint32:
     operands = [Int64(place).ir_value(loc=loc, ip=ip)]
     text = "{ .reg .b16 h; ld.global.nc.b16 h, [$1]; cvt.u32.u16 $0, h; }"
-    return Uint32(_asm(T.i32(), operands, text, "=r,l"))
+    return Uint32(asm(T.i32(), operands, text, "=r,l"))
 
 
 @dsl_user_op
@@ -58,11 +42,9 @@ def _store(place: Int64, words: list, *, loc=None, ip=None) -> None:
     operands = [Int64(place).ir_value(loc=loc, ip=ip)]
     operands += [Uint32(w).ir_value(loc=loc, ip=ip) for w in words]
     count = len(words)
-    ins = ", ".join(f"${i + 1}" for i in range(count))
-    text = "st.global.b32 [$0], $1;"
-    if count > 1:
-        text = f"st.global.v{count}.b32 [$0], {{{ins}}};"
-    _asm(None, operands, text, "l" + ",r" * count)
+    size = f".v{count}" if count > 1 else ""
+    text = f"st.global{size}.b32 [$0], {vector(1, count)};"
+    asm(None, operands, text, "l" + ",r" * count)
 
 
 @dsl_user_op
@@ -80,32 +62,28 @@ def copy_ahead(
         operands.append(Int32(there).ir_value(loc=loc, ip=ip))
         some = ", $2"
     text = f"cp.async.{cache}.shared.global [$0], [$1], {size}{some};"
-    _asm(None, operands, text, "r,l" + ",r" * bool(some))
+    asm(None, operands, text, "r,l" + ",r" * bool(some))
 
 
 @dsl_user_op
 def close_ahead(*, loc=None, ip=None) -> None:
     """Makes one group of the copies that this thread started since the last one."""
-    _asm(None, [], "cp.async.commit_group;", "")
+    asm(None, [], "cp.async.commit_group;", "")
 
 
 @dsl_user_op
 def wait_ahead(younger: int, *, loc=None, ip=None) -> None:
     """Waits for all groups but the `younger` last ones."""
-    _asm(None, [], f"cp.async.wait_group {younger};", "")
+    asm(None, [], f"cp.async.wait_group {younger};", "")
 
 
 @dsl_user_op
 def load_shared(place: Int32, count: int, *, loc=None, ip=None) -> list:
     """1, 2 or 4 words of shared memory."""
     operands = [Int32(place).ir_value(loc=loc, ip=ip)]
-    if count == 1:
-        return [Uint32(_asm(T.i32(), operands, "ld.shared.b32 $0, [$1];", "=r,r"))]
-    struct = ir.Type.parse(f"!llvm.struct<({', '.join(['i32'] * count)})>")
-    outs = ", ".join(f"${i}" for i in range(count))
-    text = f"ld.shared.v{count}.b32 {{{outs}}}, [${count}];"
-    packed = _asm(struct, operands, text, ",".join(["=r"] * count) + ",r")
-    return [Uint32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(count)]
+    size = f".v{count}" if count > 1 else ""
+    text = f"ld.shared{size}.b32 {vector(0, count)}, [${count}];"
+    return load(Uint32, count, operands, text, "r")
 
 
 @dsl_user_op
@@ -117,7 +95,7 @@ def step_from(base: Int64, count: Int32, step: Int32, *, loc=None, ip=None) -> I
         Int64(base).ir_value(loc=loc, ip=ip),
     ]
     text = "mad.wide.s32 $0, $1, $2, $3;"
-    return Int64(_asm(T.i64(), operands, text, "=l,r,r,l", side_effects=False))
+    return Int64(asm(T.i64(), operands, text, "=l,r,r,l", side_effects=False))
 
 
 def words_in(dtype: str, elements: int) -> int:
@@ -231,7 +209,9 @@ def sequence_at(ids, b, t):
 
 
 def limits(bounds, n, tokens):
-    """First token and end of packed sequence n, whatever cu_seqlens holds."""
+    """First token and end of packed sequence n, whatever cu_seqlens holds; of the row, if `bounds` is None."""
+    if bounds is None:
+        return Int32(0), tokens
     start, end = (load_int(address(bounds, n + i)) for i in (0, 1))
     start = cutlass.min(cutlass.max(start, 0), tokens)
     return start, cutlass.max(start, cutlass.min(end, tokens))

@@ -192,7 +192,6 @@ def label(rule: Rule) -> str:
         f"w{tile.warpgroups}" if tile.warpgroups != plain.warpgroups else "",
         cluster,
         rings,
-        f"skew{tile.skew}" if tile.skew else "",
         f"r{tile.raster}" if tile.raster != plain.raster else "",
         *(
             f"{field.name}={getattr(tile, field.name)}"
@@ -206,12 +205,12 @@ def label(rule: Rule) -> str:
 
 # Fields of a tile that have a sign, and those that are the same all over a table.
 _SIGNED = (
-    *("bm", "bn", "pingpong", "warpgroups", "cluster", "stages", "raw_stages", "skew", "raster"),
+    *("bm", "bn", "pingpong", "warpgroups", "cluster", "stages", "raw_stages", "raster"),
     *("orientation", "promote_k"),
 )
 SIGNS = (
     "tile: rows x columns of C; pp: ping-pong; w1: one consumer warpgroup, not two; c2x1: a cluster; "
-    "s4: stages, s4/3: and raw ones; p4096: sums promoted after so many of K; skew2; k8: stream-K in stretches of 8 "
+    "s4: stages, s4/3: and raw ones; p4096: sums promoted after so many of K; k8: stream-K in stretches of 8 "
     "units at least."
 )
 

@@ -1,6 +1,6 @@
 """Single machine instructions that device code of this folder is built from.
 
-May import: the CuTe DSL. Nothing of the project.
+May import: the CuTe DSL, inline.py.
 
 Arithmetic helpers carry no side effects, so the compiler may move, merge and drop them. Shared
 memory helpers take 32-bit byte addresses and keep their order relative to barriers.
@@ -13,24 +13,14 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
-
-def _asm(result_type, operands, text, constraints, side_effects=False):
-    return llvm.inline_asm(
-        result_type,
-        operands,
-        text,
-        constraints,
-        has_side_effects=side_effects,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-    )
+from .inline import asm, load, vector
 
 
 @dsl_user_op
 def mul_bf16x2(a: Int32, b: Int32, *, loc=None, ip=None) -> Int32:
     """Two BF16 products, each rounded to nearest even; subnormals are honoured."""
     words = [Int32(a).ir_value(loc=loc, ip=ip), Int32(b).ir_value(loc=loc, ip=ip)]
-    return Int32(_asm(T.i32(), words, "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r"))
+    return Int32(asm(T.i32(), words, "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", side_effects=False))
 
 
 @dsl_user_op
@@ -38,7 +28,9 @@ def spread(word: Int32, half: cutlass.Constexpr, *, loc=None, ip=None) -> Int32:
     """One half of a word in both, which costs nothing where BF16 arithmetic takes it."""
     chosen = ("l", "h")[half]
     text = f"{{\n.reg .b16 l, h;\nmov.b32 {{l, h}}, $1;\nmov.b32 $0, {{{chosen}, {chosen}}};\n}}"
-    return Int32(_asm(T.i32(), [Int32(word).ir_value(loc=loc, ip=ip)], text, "=r,r"))
+    return Int32(
+        asm(T.i32(), [Int32(word).ir_value(loc=loc, ip=ip)], text, "=r,r", side_effects=False)
+    )
 
 
 @dsl_user_op
@@ -48,7 +40,7 @@ def shift_left(a: Int32, count: cutlass.Constexpr, *, loc=None, ip=None) -> Int3
     if count == 0:
         return Int32(words[0])
     op = f"shl.b32 $0, $1, {count};" if count > 0 else f"shr.u32 $0, $1, {-count};"
-    return Int32(_asm(T.i32(), words, op, "=r,r"))
+    return Int32(asm(T.i32(), words, op, "=r,r", side_effects=False))
 
 
 @dsl_user_op
@@ -57,7 +49,7 @@ def merge_masked(a: Int32, mask: cutlass.Constexpr, b: Int32, *, loc=None, ip=No
     words = [Int32(a).ir_value(loc=loc, ip=ip), Int32(b).ir_value(loc=loc, ip=ip)]
     # 0xEA is the truth table of (x & y) | z.
     text = f"lop3.b32 $0, $1, {mask}, $2, 0xEA;"
-    return Int32(_asm(T.i32(), words, text, "=r,r,r"))
+    return Int32(asm(T.i32(), words, text, "=r,r,r", side_effects=False))
 
 
 @dsl_user_op
@@ -65,7 +57,7 @@ def max3_u16x2(a: Int32, b: Int32, c: Int32, *, loc=None, ip=None) -> Int32:
     """The greatest of three, in each half of a word, unsigned; one instruction on Hopper."""
     operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (a, b, c)]
     text = "{\n.reg .b32 t;\nmax.u16x2 t, $1, $2;\nmax.u16x2 $0, t, $3;\n}"
-    return Int32(_asm(T.i32(), operands, text, "=r,r,r,r"))
+    return Int32(asm(T.i32(), operands, text, "=r,r,r,r", side_effects=False))
 
 
 def opaque(value: Int32) -> Int32:
@@ -80,7 +72,7 @@ def opaque(value: Int32) -> Int32:
 def permute(a: Int32, b: Int32, selector: Int32, *, loc=None, ip=None) -> Int32:
     """Four of the bytes of b:a, by four hexadecimal digits from the lowest; b's bytes are 4 to 7."""
     operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (a, b, selector)]
-    return Int32(_asm(T.i32(), operands, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r"))
+    return Int32(asm(T.i32(), operands, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", side_effects=False))
 
 
 @dsl_user_op
@@ -122,14 +114,16 @@ cvt.rn.bf16x2.f32 $1, f3, f{third};
 }}"""
     struct = ir.Type.parse("!llvm.struct<(i32, i32)>")
     operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (word, scale)]
-    packed = _asm(struct, operands, text, "=r,=r,r,r")
+    packed = asm(struct, operands, text, "=r,=r,r,r", side_effects=False)
     return tuple(Int32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(2))
 
 
 @dsl_user_op
 def _two_words(word: Int32, text: cutlass.Constexpr, *, loc=None, ip=None) -> tuple[Int32, Int32]:
     struct = ir.Type.parse("!llvm.struct<(i32, i32)>")
-    packed = _asm(struct, [Int32(word).ir_value(loc=loc, ip=ip)], text, "=r,=r,r")
+    packed = asm(
+        struct, [Int32(word).ir_value(loc=loc, ip=ip)], text, "=r,=r,r", side_effects=False
+    )
     return tuple(Int32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(2))
 
 
@@ -178,7 +172,7 @@ cvt.rn.bf16x2.f32 $1, f1, f1;
 @dsl_user_op
 def _load_shared(address: Int32, suffix: cutlass.Constexpr, *, loc=None, ip=None) -> Int32:
     operands = [Int32(address).ir_value(loc=loc, ip=ip)]
-    return Int32(_asm(T.i32(), operands, f"ld.shared.{suffix} $0, [$1];", "=r,r", True))
+    return Int32(asm(T.i32(), operands, f"ld.shared.{suffix} $0, [$1];", "=r,r"))
 
 
 def load_shared_u8(address: Int32) -> Int32:
@@ -199,11 +193,8 @@ def load_shared_u32(address: Int32) -> Int32:
 @dsl_user_op
 def load_shared_v4(address: Int32, *, loc=None, ip=None) -> tuple[Int32, Int32, Int32, Int32]:
     """Sixteen bytes of shared memory as four words."""
-    struct = ir.Type.parse("!llvm.struct<(i32, i32, i32, i32)>")
     operands = [Int32(address).ir_value(loc=loc, ip=ip)]
-    text = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
-    packed = _asm(struct, operands, text, "=r,=r,=r,=r,r", True)
-    return tuple(Int32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(4))
+    return tuple(load(Int32, 4, operands, "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "r"))
 
 
 @dsl_user_op
@@ -212,14 +203,14 @@ def store_shared_v4(
 ) -> None:
     """Sixteen bytes to shared memory."""
     operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (address, w0, w1, w2, w3)]
-    _asm(None, operands, "st.shared.v4.b32 [$0], {$1, $2, $3, $4};", "r,r,r,r,r", True)
+    asm(None, operands, "st.shared.v4.b32 [$0], {$1, $2, $3, $4};", "r,r,r,r,r")
 
 
 @dsl_user_op
 def load_global_u8(address, *, loc=None, ip=None) -> Int32:
     """One byte of global memory that the kernel does not write, zero-extended."""
     operands = [cutlass.Int64(address).ir_value(loc=loc, ip=ip)]
-    return Int32(_asm(T.i32(), operands, "ld.global.nc.u8 $0, [$1];", "=r,l"))
+    return Int32(asm(T.i32(), operands, "ld.global.nc.u8 $0, [$1];", "=r,l", side_effects=False))
 
 
 def load_global_words(address, count: int) -> tuple:
@@ -232,16 +223,9 @@ def load_global_words(address, count: int) -> tuple:
 @dsl_user_op
 def _load_global(address, count: cutlass.Constexpr, *, loc=None, ip=None) -> tuple:
     operands = [cutlass.Int64(address).ir_value(loc=loc, ip=ip)]
-    text = "ld.global.nc.L1::no_allocate"
-    if count == 1:
-        return (Int32(_asm(T.i32(), operands, f"{text}.b32 $0, [$1];", "=r,l")),)
-    struct = ir.Type.parse(f"!llvm.struct<({', '.join(['i32'] * count)})>")
-    words = ", ".join(f"${i}" for i in range(count))
-    constraints = ",".join(["=r"] * count)
-    packed = _asm(
-        struct, operands, f"{text}.v{count}.b32 {{{words}}}, [${count}];", f"{constraints},l"
-    )
-    return tuple(Int32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(count))
+    size = f".v{count}" if count > 1 else ""
+    text = f"ld.global.nc.L1::no_allocate{size}.b32 {vector(0, count)}, [${count}];"
+    return tuple(load(Int32, count, operands, text, "l", side_effects=False))
 
 
 @dsl_user_op
@@ -250,9 +234,8 @@ def store_global(address, words: list, *, loc=None, ip=None) -> None:
     operands = [cutlass.Int64(address).ir_value(loc=loc, ip=ip)]
     operands += [Int32(v).ir_value(loc=loc, ip=ip) for v in words]
     count = len(words)
-    names = ", ".join(f"${i + 1}" for i in range(count))
-    constraints = ",".join(["l"] + ["r"] * count)
-    _asm(None, operands, f"st.global.v{count}.b32 [$0], {{{names}}};", constraints, True)
+    text = f"st.global.v{count}.b32 [$0], {vector(1, count)};"
+    asm(None, operands, text, ",".join(["l"] + ["r"] * count))
 
 
 @dsl_user_op
@@ -275,9 +258,11 @@ def round_pair(lo: Float32, hi: Float32, kind: cutlass.Constexpr, *, loc=None, i
     """
     values = [Float32(v).ir_value(loc=loc, ip=ip) for v in (lo, hi)]
     if kind in ("bf16x2", "f16x2"):
-        return Int32(_asm(T.i32(), values, f"cvt.rn.{kind}.f32 $0, $2, $1;", "=r,f,f"))
+        return Int32(
+            asm(T.i32(), values, f"cvt.rn.{kind}.f32 $0, $2, $1;", "=r,f,f", side_effects=False)
+        )
     text = f"{{\n.reg .b16 p;\ncvt.rn.satfinite.{kind}.f32 p, $2, $1;\ncvt.u32.u16 $0, p;\n}}"
-    return Int32(_asm(T.i32(), values, text, "=r,f,f"))
+    return Int32(asm(T.i32(), values, text, "=r,f,f", side_effects=False))
 
 
 @dsl_user_op
@@ -295,4 +280,4 @@ def bulk_load(
         Int32(barrier).ir_value(loc=loc, ip=ip),
     ]
     text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
-    _asm(None, operands, text, "r,l,r,r", True)
+    asm(None, operands, text, "r,l,r,r")

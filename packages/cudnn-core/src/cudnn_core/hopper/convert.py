@@ -1,14 +1,15 @@
 """Device conversions of quantization, each bit-equal to formats.reference.
 
-May import: the CuTe DSL. Formats (`fmt`) are formats.spec.Format objects, which callers hand in.
+May import: the CuTe DSL, inline.py. Formats (`fmt`) are formats.spec.Format objects, which callers hand in.
 
 PTX is spelled out where a rounding, a NaN rule or the treatment of subnormals matters, so that no
 compiler setting decides it.
 """
 
 from cutlass import Float32, Int32, Uint32
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op, select_
+
+from .inline import asm
 
 INF = 0x7F800000
 FLOAT_MAX = 3.4028234663852886e38
@@ -20,19 +21,9 @@ def _asm(result, operands, text, *, loc=None, ip=None):
     """One pure PTX block: $0 is the result, $1... the operands; l and h are scratch halves."""
     letter = {Float32: "f", Int32: "r", Uint32: "r"}
     constraints = ",".join(["=" + letter[result], *(letter[type(x)] for x in operands)])
-    return result(
-        llvm.inline_asm(
-            result.mlir_type,
-            [x.ir_value(loc=loc, ip=ip) for x in operands],
-            "{ .reg .b16 l, h; .reg .b32 t; .reg .f32 a, b, c; .reg .pred p; " + text + " }",
-            constraints,
-            has_side_effects=False,
-            is_align_stack=False,
-            asm_dialect=llvm.AsmDialect.AD_ATT,
-            loc=loc,
-            ip=ip,
-        )
-    )
+    values = [x.ir_value(loc=loc, ip=ip) for x in operands]
+    text = "{ .reg .b16 l, h; .reg .b32 t; .reg .f32 a, b, c; .reg .pred p; " + text + " }"
+    return result(asm(result.mlir_type, values, text, constraints, side_effects=False))
 
 
 def widen(word: Uint32, half: int, dtype: str) -> Float32:

@@ -22,7 +22,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from . import wgmma
 from .matrix import MatrixArgs, MatrixOperand
-from .rings import Ring, Skew
+from .rings import Ring
 from .tile import ACCUMULATORS, TileConfig
 
 K_STEPS = 4
@@ -147,18 +147,16 @@ class PlainBody:
         Waits on ring.full and signals ring.empty; the last stage is left to `drain`.
         """
         group = cute.arch.make_warp_uniform(thread // 128)
-        skew = Skew(min(self.tile.skew, self.tile.stages - 2), self.tile.stages)
-        skew.begin(group, self.k_tiles(item.k_count))
         if cutlass.const_expr(self.tile.promote_k is None):
-            return self.sum(buffers, item, accumulators, state, group, skew)
-        return self.sum_promoted(buffers, item, accumulators, state, group, skew)
+            return self.sum(buffers, item, accumulators, state, group)
+        return self.sum_promoted(buffers, item, accumulators, state, group)
 
     def first_block(self, group: Int32) -> Int32:
         """The first row block of a consumer warpgroup."""
         return group % self.tile.sharers * self.tile.m_blocks
 
     @cute.jit
-    def sum(self, buffers, item, accumulators, state, group, skew: cutlass.Constexpr):
+    def sum(self, buffers, item, accumulators, state, group):
         """Everything is summed by the tensor core."""
         ring, first_block = buffers.ring, self.first_block(group)
         count = self.k_tiles(item.k_count)
@@ -183,7 +181,6 @@ class PlainBody:
             if i > 0:
                 ring.release(release)
                 release.advance()
-            skew.passed(group, count, i)
             state.advance()
         return state
 
@@ -206,7 +203,7 @@ class PlainBody:
         return None
 
     @cute.jit
-    def sum_promoted(self, buffers, item, accumulators, state, group, skew: cutlass.Constexpr):
+    def sum_promoted(self, buffers, item, accumulators, state, group):
         """The tensor core sums a stage, and its pieces are added when they are ready."""
         ring, first_block = buffers.ring, self.first_block(group)
         count = self.k_tiles(item.k_count)
@@ -215,7 +212,7 @@ class PlainBody:
         width = cutlass.const_expr(self.tile.columns // parts)
         op, rows, columns = self.operands(buffers, width)
         partial = [self.fragment(width) for _ in range(depth)]
-        for i in cutlass.range(count, unroll=1):
+        for _ in cutlass.range(count, unroll=1):
             ring.wait_full(state)
             for p in cutlass.range_constexpr(pieces + depth - 1):
                 if cutlass.const_expr(p < pieces):
@@ -236,7 +233,6 @@ class PlainBody:
                     warpgroup.wait_group(min(pieces - 1 - ready, depth - 1))
                     self.add(accumulators, partial[ready % depth], ready, parts)
             ring.release(state)
-            skew.passed(group, count, i)
             state.advance()
         return state
 

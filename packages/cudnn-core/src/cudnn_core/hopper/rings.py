@@ -76,34 +76,3 @@ class Ring:
             lane = cute.arch.lane_idx()
             if lane < self.blocks:
                 cute.arch.mbarrier_arrive(self.empty + state.index, lane)
-
-
-# Named barrier with which the first of two cooperating warpgroups lets the second follow.
-FOLLOW = 14
-
-
-@dataclass(frozen=True)
-class Skew:
-    """Keeps the second of two warpgroups that drain the same ring some stages behind the first.
-
-    Both give the number of the warpgroup and the item's stages. Items shorter than the ring go
-    without: in longer ones the first warpgroup cannot be a whole item ahead, and the barrier's
-    arrivals belong to one item.
-    """
-
-    by: int
-    stages: int
-
-    @cute.jit
-    def begin(self, group: Int32, count: Int32):
-        """Before an item's first stage."""
-        if cutlass.const_expr(self.by > 0):
-            if (group == 1) & (count >= self.stages):
-                cute.arch.barrier(barrier_id=FOLLOW, number_of_threads=256)
-
-    @cute.jit
-    def passed(self, group: Int32, count: Int32, stage: Int32):
-        """After an item's stage number `stage`."""
-        if cutlass.const_expr(self.by > 0):
-            if (group == 0) & (stage == self.by - 1) & (count >= self.stages):
-                cute.arch.barrier_arrive(barrier_id=FOLLOW, number_of_threads=256)

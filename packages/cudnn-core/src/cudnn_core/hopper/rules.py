@@ -72,7 +72,6 @@ def promoted(promote_k: int) -> tuple[Rule, ...]:
     return (Rule(WIDE[promote_k], 1.0, 600), Rule(square, 0.85, 600, 8, 1500))
 
 
-# Without skew: one of 2 stages made FP8 products up to 2 % slower.
 WIDE = {
     promote_k: TileConfig(bm=128, bn=192, cluster=(2, 1), stages=5, promote_k=promote_k)
     for promote_k in (32, 64, 128)

@@ -28,8 +28,6 @@ class TileConfig:
     the tensor core reads beside decoded operands; 0: as many as in a raw stage.
     promote_k: None, or how many K elements the tensor core sums before its FP32 result is added
     to a second FP32 accumulator; the tensor core truncates each addition, so long sums drift.
-    skew: how many stages the second of two warpgroups that share tiles runs behind the first; so much
-    of one's epilogue runs under the other's main loop. Two stages of the ring stay out of it.
     raster: how many tile rows are walked together, for reuse in the L2 cache.
     """
 
@@ -44,7 +42,6 @@ class TileConfig:
     raw_pieces: int = 1
     units: int = 1
     promote_k: int | None = None
-    skew: int = 0
     raster: int = 8
 
     @property
@@ -127,8 +124,6 @@ def _schedule(tile: TileConfig) -> str | None:
         return "every ring needs two stages at least"
     if max(tile.stages, tile.raw_stages) > 32:
         return "the lanes of one warp set a ring up: it has 32 stages at most"
-    if tile.skew < 0 or (tile.skew and tile.sharers != 2):
-        return f"skew takes two warpgroups that share tiles, got {tile.skew}"
     if tile.raster < 1:
         return f"raster must be positive, got {tile.raster}"
     return None

@@ -7,11 +7,9 @@ Harness and its slots. `precompile` builds the kernels of many of them side by s
 """
 
 import importlib.util
-import multiprocessing
 import os
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import cuda.bindings.driver as cuda
@@ -26,6 +24,7 @@ from ..hopper.epilogue import Epilogue
 from ..hopper.gemm import SmemAllocator
 from ..hopper.schedule import DenseSchedule
 from . import machine_code
+from .precompile import in_parallel
 
 SLOTS = 7
 # What a harness is traced from, beside core's own device code and the file with its cases.
@@ -199,13 +198,11 @@ def load(path: str):
 
 def precompile(wanted: Iterable[tuple[str, str, int]], workers: int | None = None) -> list[str]:
     """Kernels of cases (test file, kind, number) into the disk cache. The texts of errors."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=context) as pool:
-        return [error for error in pool.map(_precompile, wanted) if error is not None]
+    errors = in_parallel(_precompile, wanted, workers or os.cpu_count() or 1)
+    return [error for error in errors if error is not None]
 
 
-def _precompile(wanted: tuple[str, str, int]) -> str | None:
-    path, kind, number = wanted
+def _precompile(path: str, kind: str, number: int) -> str | None:
     module = load(path)
     case = getattr(module, f"{kind}_cases")()[number]
     try:

@@ -50,16 +50,16 @@ def compile_plans(
 ) -> list[str]:
     """`compile_plan` of each, as many at once as there are processors to spare. The errors' texts."""
     spare = workers or max(1, (os.cpu_count() or 1) - 1)
-    results = _in_parallel(compile_plan, owner, list(dict.fromkeys(plans)), spare)
+    results = in_parallel(compile_plan, ((owner, plan) for plan in dict.fromkeys(plans)), spare)
     return [error for error in results if error is not None]
 
 
-def _in_parallel(work: Callable, owner: Any, plans: list[Plan], workers: int) -> Iterator[Any]:
-    """work(owner, plan) of each, in order. Spawned and not forked: the caller may hold a CUDA context."""
-    if plans:
+def in_parallel(work: Callable, wanted: Iterable[tuple], workers: int) -> Iterator[Any]:
+    """work(*arguments) of each, in order. Spawned and not forked: the caller may hold a CUDA context."""
+    if wanted := list(wanted):
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(len(plans), workers), mp_context=context) as pool:
-            yield from pool.map(work, [owner] * len(plans), plans)
+        with ProcessPoolExecutor(min(len(wanted), workers), mp_context=context) as pool:
+            yield from pool.map(work, *zip(*wanted, strict=True))
 
 
 def machine_code(module: str, plan: Plan) -> dict[str, int]:
@@ -74,7 +74,8 @@ def machine_codes(
     module: str, plans: Iterable[Plan], workers: int | None = None
 ) -> Iterator[dict[str, int]]:
     """`machine_code` of each plan, in order; side by side where there are several processors."""
-    return _in_parallel(machine_code, module, list(plans), workers or os.cpu_count() or 1)
+    wanted = ((module, plan) for plan in plans)
+    return in_parallel(machine_code, wanted, workers or os.cpu_count() or 1)
 
 
 def pairwise(

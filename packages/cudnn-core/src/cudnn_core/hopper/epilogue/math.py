@@ -1,11 +1,12 @@
 """Functions of FP32 numbers that epilogues are made of.
 
-May import: the CuTe DSL. Nothing of the project.
+May import: the CuTe DSL, inline.py.
 """
 
 from cutlass import Float32
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
+
+from ..inline import asm
 
 
 @dsl_user_op
@@ -32,14 +33,5 @@ def silu(g: Float32) -> Float32:
 
 
 def _call(text: str, x: Float32, loc, ip) -> Float32:
-    return Float32(
-        llvm.inline_asm(
-            T.f32(),
-            [Float32(x).ir_value(loc=loc, ip=ip)],
-            text,
-            "=f,f",
-            has_side_effects=False,
-            is_align_stack=False,
-            asm_dialect=llvm.AsmDialect.AD_ATT,
-        )
-    )
+    operands = [Float32(x).ir_value(loc=loc, ip=ip)]
+    return Float32(asm(T.f32(), operands, text, "=f,f", side_effects=False))

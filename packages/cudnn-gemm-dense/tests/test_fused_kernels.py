@@ -90,18 +90,28 @@ def test_amax_and_its_absence(op):
     assert "amax" not in plan(op, "nvfp4", "nvfp4", amax="none").config.order
 
 
-def test_workspaces_of_dprob_hold_a_sum_for_each_row_and_tile(monkeypatch):
+def test_workspace_of_dprob_ends_with_a_sum_for_each_row_and_tile(monkeypatch):
     monkeypatch.setattr(kernels, "device_info", lambda ordinal: SimpleNamespace(sm_count=132))
     for a, b in (("bfloat16", "bfloat16"), ("bfloat16", "mxfp8")):
         bound = problem("dsrelu", a, b, m=1000, n=1000)
         tile = kernels.product_of(bound).tile
-        sizes = [w.nbytes for w in kernels.workspaces(bound)]
+        sizes = kernels.regions(bound, kernels.product_of(bound))
         parts = -(-1000 // tile.bn) * (tile.sharers if tile.orientation == "swapped" else 1)
-        assert sizes[-1] == 4 * 1000 * parts
-        assert (
-            kernels.product_workspaces(bound, kernels.product_of(bound))
-            == kernels.workspaces(bound)[:-1]
-        )
+        assert list(sizes)[-1] == "row_sums" and sizes["row_sums"] == 4 * 1000 * parts
+
+
+@every_op
+def test_one_workspace_holds_all_regions_each_where_memory_is_aligned(op, monkeypatch):
+    monkeypatch.setattr(kernels, "device_info", lambda ordinal: SimpleNamespace(sm_count=132))
+    for a, b, m in (("bfloat16",) * 2 + (1000,), ("mxfp8", "mxfp8", 40), ("mxfp8", "mxfp8", 5000)):
+        bound = problem(op, a, b, m=m, n=1024, k=4096)
+        sizes = kernels.regions(bound, kernels.product_of(bound))
+        workspaces = kernels.workspaces(bound)
+        assert len(workspaces) == bool(sizes)
+        if sizes:
+            *first, last = sizes.values()
+            wanted = sum(-(-size // 256) * 256 for size in first) + last
+            assert workspaces[0].nbytes == wanted and not workspaces[0].zeroed
 
 
 def test_row_parts_are_those_of_the_resource():

@@ -57,9 +57,9 @@ def why_not(config: GemmAmaxConfig) -> str | None:
 
 
 def kernel(config: GemmAmaxConfig):
-    """The host function to compile: f(a, b[, sfa][, sfb], c, amax, *workspaces, blocks, stream).
+    """The host function to compile: f(a, b[, sfa][, sfb], c, amax[, workspace], blocks, stream).
 
-    Scales as the sides have them; workspaces as config.scratch and kernels.workspaces say. blocks: how many thread
+    Scales as the sides have them; the workspace as config.scratch and kernels.regions say. blocks: how many thread
     blocks may be resident, a multiprocessor each. Empty problems (M, N, K or L of 0) are the caller's to settle before
     the call.
     """
@@ -76,10 +76,10 @@ def kernel(config: GemmAmaxConfig):
     def gemm_amax(*arguments):
         *tensors, blocks, stream = arguments
         named = dict(zip(names, tensors, strict=True))
-        operands = multiply.prepare(named, stream)
+        operands, regions = multiply.prepare(named, blocks, stream)
         c = store.prepare(named["c"])
         results = (c, reduce.prepare(named["amax"]))
-        multiply.launch(operands, named, c.tensor.shape[2], results, blocks, stream)
+        multiply.launch(operands, regions, c.tensor.shape[2], results, blocks, stream)
 
     return gemm_amax
 

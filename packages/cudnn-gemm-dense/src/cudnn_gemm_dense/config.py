@@ -102,7 +102,7 @@ class Product:
 
 
 def scratch(product: Product) -> tuple[str, ...]:
-    """The workspaces of a product, in the order in which kernels take them.
+    """The regions of a product's workspace, in their order.
 
     "expanded": A rewritten, then B. "partials", "flags": of stream-K.
     """

@@ -108,23 +108,23 @@ def pieces(config: FusedConfig) -> tuple[FusedConfig, Multiply]:
     if isinstance(found, str):
         raise NotImplementedError(found)
     config, epilogue = found
-    return config, Multiply(config.product, epilogue)
+    more = ("row_sums",) if "dprob" in config.order else ()
+    return config, Multiply(config.product, epilogue, more)
 
 
 def kernel(config: FusedConfig):
-    """The host function to compile: f(*tensors of `order`, *workspaces, alpha, blocks, stream).
+    """The host function to compile: f(*tensors of `order`[, workspace], alpha, blocks, stream).
 
-    Workspaces as config.scratch and kernels.workspaces say. blocks: how many thread blocks may be resident, a
+    The workspace as config.scratch and kernels.regions say. blocks: how many thread blocks may be resident, a
     multiprocessor each. Empty problems (M, N, K or L of 0) are the caller's to settle before the call.
     """
     config, multiply = pieces(config)
-    scratch = (*multiply.scratch, *(("row_sums",) if "dprob" in config.order else ()))
-    names = (*config.order, *scratch, "alpha")
+    names = (*config.order, *multiply.scratch, "alpha")
     resources, result = multiply.epilogue.resources, RESULT[config.op]
     outer = config.product.batch == "outer"
     scales = next((name for name in ("sfc", "sfd") if name in config.order), None)
 
-    def prepared(name, resource, named, operands):
+    def prepared(name, resource, named, operands, regions):
         """What the resource's `prepare` returns."""
         if isinstance(resource, Quantize):
             return resource.prepare(named[name], named[scales])
@@ -132,17 +132,17 @@ def kernel(config: FusedConfig):
             column = rows_first(named[name]) if outer else named[name]
             if name == "prob":
                 return resource.prepare(column)
-            return resource.prepare(column, named["row_sums"], operands.n)
+            return resource.prepare(column, regions["row_sums"], operands.n)
         return resource.prepare(named[name])
 
     @cute.jit
     def gemm_fused(*arguments):
         *given, blocks, stream = arguments
         named = dict(zip(names, given, strict=True))
-        operands = multiply.prepare(named, stream)
-        results = tuple(prepared(name, r, named, operands) for name, r in resources)
+        operands, regions = multiply.prepare(named, blocks, stream)
+        results = tuple(prepared(name, r, named, operands, regions) for name, r in resources)
         batches = named[result].shape[0 if cutlass.const_expr(outer) else 2]
-        multiply.launch(operands, named, batches, results, blocks, stream)
+        multiply.launch(operands, regions, batches, results, blocks, stream)
 
     return gemm_fused
 
@@ -163,10 +163,7 @@ def fake_args(config: FusedConfig) -> list:
     m, n, k = cute.sym_int32(), cute.sym_int32(), cute.sym_int32(divisibility=2)
     sides = dict(zip(multiply.inputs, multiply.fake_inputs(m, n, k), strict=True))
     made = [sides[x] if x in sides else fake_tensor(config, x, m, n) for x in config.order]
-    scratch = multiply.fake_scratch()
-    if "dprob" in config.order:
-        scratch.append(arguments.workspace())
-    return [*made, *scratch, cutlass.Float32(1), *arguments.launch()]
+    return [*made, *multiply.fake_scratch(), cutlass.Float32(1), *arguments.launch()]
 
 
 def fake_tensor(config: FusedConfig, name: str, m, n):

@@ -16,7 +16,7 @@ from cudnn_core.device_info import device_info
 from cudnn_core.engine import Workspace
 from cudnn_core.hopper.rules import SQUARE, UNIT, WIDE, choose, rules_for
 from cudnn_core.hopper.tile import ACCUMULATORS, ROOMY_SUMS, TileConfig
-from cudnn_core.hopper.workspace import expanded_bytes, flag_bytes, partial_bytes
+from cudnn_core.hopper.workspace import expanded_bytes, flag_bytes, following, partial_bytes
 from cudnn_core.plan import Plan
 from cudnn_core.tensor_desc import TensorDesc
 
@@ -148,16 +148,34 @@ def fused_config(problem: Problem) -> FusedConfig:
 
 
 def workspaces(problem: Problem, product: Product | None = None) -> tuple[Workspace, ...]:
-    """Scratch memory: of the product (`product_workspaces`), then partial sums of rows for dprob.
+    """Scratch memory: one workspace for all regions, as each allocation costs a call 2 us; none without regions.
 
     product: None, or with another tile than the extents call for.
     """
-    product = product or product_of(problem)
-    made = product_workspaces(problem, product)
-    if not problem.signature.has("dprob_tensor"):
-        return made
-    m, n, batches = (problem.dims[symbol] for symbol in "MNL")
-    return (*made, Workspace(4 * m * row_parts(product.tile, n) * batches))
+    end, sizes = 0, regions(problem, product or product_of(problem))
+    for size in sizes.values():
+        end = following(end) + size
+    return (Workspace(end),) if sizes else ()
+
+
+def regions(problem: Problem, product: Product) -> dict[str, int]:
+    """Bytes of the workspace's regions, in their order: the product's, then partial sums of rows for dprob."""
+    m, n, k, batches = (problem.dims[symbol] for symbol in "MNKL")
+    expanded = sum(
+        expanded_bytes(rows, k, batches, target)
+        for rows, target in zip((m, n), product.treatments, strict=True)
+        if target is not None
+    )
+    walkers = device_info(problem.device.index or 0).sm_count if product.split else 0
+    sizes = {
+        "expanded": expanded,
+        "partials": partial_bytes(product.tile, walkers),
+        "flags": flag_bytes(product.tile, walkers),
+    }
+    made = {name: sizes[name] for name in scratch(product)}
+    if problem.signature.has("dprob_tensor"):
+        made["row_sums"] = 4 * m * row_parts(product.tile, n) * batches
+    return made
 
 
 def row_parts(tile: TileConfig, n: int) -> int:
@@ -176,23 +194,6 @@ def source(plan: Plan) -> KernelSource:
 
     name = f"gemm_{plan.op.rpartition('/')[2]}"
     return KernelSource(name, key=plan, build=build, sources=DEVICE_CODE)
-
-
-def product_workspaces(problem: Problem, product: Product) -> tuple[Workspace, ...]:
-    """Scratch memory of a product, as config.scratch names it."""
-    m, n, k, batches = (problem.dims[symbol] for symbol in "MNKL")
-    expanded = sum(
-        expanded_bytes(rows, k, batches, target)
-        for rows, target in zip((m, n), product.treatments, strict=True)
-        if target is not None
-    )
-    walkers = device_info(problem.device.index or 0).sm_count if product.split else 0
-    sizes = {
-        "expanded": Workspace(expanded),
-        "partials": Workspace(partial_bytes(product.tile, walkers)),
-        "flags": Workspace(flag_bytes(product.tile, walkers)),
-    }
-    return tuple(sizes[name] for name in scratch(product))
 
 
 # The tensor core truncates each sum it adds to, so long contractions drift towards zero; beyond this length the

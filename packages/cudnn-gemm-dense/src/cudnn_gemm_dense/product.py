@@ -23,7 +23,7 @@ from cudnn_core.hopper.schedule import DenseSchedule
 from cudnn_core.hopper.stream import StreamSchedule
 from cudnn_core.hopper.tile import SHARED_MEMORY
 from cudnn_core.hopper.tile import why_not as tile_why_not
-from cudnn_core.hopper.workspace import expanded_bytes
+from cudnn_core.hopper.workspace import expanded_bytes, flag_bytes, following, partial_bytes
 
 from .config import Product, Side, scratch
 
@@ -104,9 +104,12 @@ class Operands:
 
 
 class Multiply:
-    """A product with an epilogue: what an op's host function calls."""
+    """A product with an epilogue: what an op's host function calls.
 
-    def __init__(self, product: Product, epilogue: Any):
+    more: names of regions that the epilogue's resources take at the end of the workspace; the last may be of any size.
+    """
+
+    def __init__(self, product: Product, epilogue: Any, more: tuple[str, ...] = ()):
         reason = why_not(product, epilogue)
         if reason is not None:
             raise NotImplementedError(reason)
@@ -122,13 +125,14 @@ class Multiply:
         self.gemm = HopperGemm(product.tile, self.body, schedule, epilogue, follows)
         scaled = ("sfa" if product.a.scale else None, "sfb" if product.b.scale else None)
         self.inputs = ("a", "b", *filter(None, scaled))
-        self.scratch = scratch(product)
+        self.regions = (*scratch(product), *more)
+        self.scratch = ("workspace",) if self.regions else ()
 
     @cute.jit
-    def prepare(self, tensors: cutlass.Constexpr, stream) -> Operands:
-        """On the host: expand what must be, and make the tensor maps.
+    def prepare(self, tensors: cutlass.Constexpr, blocks: Int32, stream):
+        """On the host: expand what must be, and make the tensor maps; (operands, regions of the workspace by name).
 
-        tensors: those of `inputs` and `scratch` by name.
+        tensors: those of `inputs` and `scratch` by name. blocks: those for which `launch` may have room.
         """
         product, tile, body = self.product, self.product.tile, self.body
         sides = {"a": tensors["a"], "b": tensors["b"]}
@@ -136,7 +140,7 @@ class Multiply:
         for name, target in zip("ab", product.treatments, strict=True):
             if cutlass.const_expr(target is not None):
                 expand = Expand(block_scaled(getattr(product, name), product.batch), target)
-                place = (tensors["expanded"].iterator + used).align(16)
+                place = (tensors["workspace"].iterator + used).align(16)
                 args, made = expand.prepare(sides[name], tensors.get(f"sf{name}"), place)
                 expands.append(expand)
                 written.append(args)
@@ -144,27 +148,41 @@ class Multiply:
                 sides[name] = made
         if cutlass.const_expr(expands):
             Expansion(tuple(expands)).launch(tuple(written), stream)
+        regions = self.cut(tensors.get("workspace"), used, Int64(blocks))
         if cutlass.const_expr(product.decodes):
             a = body.activations.prepare(sides["a"], tile.bm)
             b = body.weights.prepare(sides["b"], tensors["sfb"], tile.bn)
-            return Operands(b, a, a.extent, b.extent, a.k)
+            return Operands(b, a, a.extent, b.extent, a.k), regions
         a, b = body.a.prepare(sides["a"], tile.bm), body.b.prepare(sides["b"], tile.bn)
-        return Operands(a, b, a.extent, b.extent, a.k)
+        return Operands(a, b, a.extent, b.extent, a.k), regions
+
+    def cut(self, workspace, expanded: Int64, blocks: Int64) -> dict[str, cute.Tensor]:
+        """The regions of the workspace by name; expanded: bytes of the region with which it begins."""
+        tile, made, at = self.product.tile, {}, Int64(0)
+        sizes = {
+            "expanded": expanded,
+            "partials": partial_bytes(tile, blocks),
+            "flags": flag_bytes(tile, blocks),
+        }
+        for name in self.regions:
+            made[name] = cute.make_tensor((workspace.iterator + at).align(256), workspace.layout)
+            at = following(at + sizes.get(name, 0))
+        return made
 
     @cute.jit
     def launch(
         self,
         operands: Operands,
-        tensors: cutlass.Constexpr,
+        regions: cutlass.Constexpr,
         batches,
         epilogue,
         blocks: Int32,
         stream,
     ):
         """On the host: run the main loop. epilogue: what the resources' `prepare` returned."""
-        shared = [tensors[name] for name in self.scratch if name != "expanded"]
+        shared = []
         if cutlass.const_expr(self.product.split is not None):
-            shared.append(blocks)
+            shared = [regions["partials"], regions["flags"], blocks]
         schedule = self.gemm.schedule.prepare(
             operands.m, operands.n, operands.k, Int32(batches), *shared
         )
@@ -193,7 +211,7 @@ class Multiply:
         return made
 
     def fake_scratch(self) -> list:
-        """Symbolic tensors of `scratch`."""
+        """The symbolic tensor of `scratch`."""
         return [arguments.workspace() for _ in self.scratch]
 
     def expected_instructions(self) -> tuple[str, ...]:

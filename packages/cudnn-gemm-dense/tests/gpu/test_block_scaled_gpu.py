@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cudnn_core.hopper.tile import TileConfig
-from cudnn_core.hopper.workspace import expanded_bytes, flag_bytes, partial_bytes
+from cudnn_core.hopper.workspace import expanded_bytes, flag_bytes, following, partial_bytes
 from cudnn_core.plan import Plan
 from cudnn_core.testing import gemm
 from cudnn_gemm_dense.config import GemmAmaxConfig, Product, Side, scratch
@@ -62,8 +62,8 @@ def config_of(case, tile=None, split=None, forms="logical", **changes):
     return replace(config, **changes)
 
 
-def workspaces(product, case, blocks):
-    """Scratch memory, poisoned."""
+def scratch_memory(product, case, blocks):
+    """(the workspace, poisoned, or None; its regions by name)."""
     torch = pytest.importorskip("torch")
     extents = zip((case.m, case.n), product.treatments, strict=True)
     expanded = sum(expanded_bytes(x, case.k, case.l, to) for x, to in extents if to is not None)
@@ -72,10 +72,14 @@ def workspaces(product, case, blocks):
         "partials": partial_bytes(product.tile, blocks),
         "flags": flag_bytes(product.tile, blocks),
     }
-    return {
-        name: torch.full((sizes[name],), 0xFF, dtype=torch.uint8, device="cuda")
-        for name in scratch(product)
-    }
+    places, end = {}, 0
+    for name in scratch(product):
+        places[name] = slice(following(end), following(end) + sizes[name])
+        end = places[name].stop
+    if not places:
+        return None, {}
+    whole = torch.full((end,), 0xFF, dtype=torch.uint8, device="cuda")
+    return whole, {name: whole[place] for name, place in places.items()}
 
 
 def run(data, blocks=132, outer=False, **changes):
@@ -90,9 +94,10 @@ def run(data, blocks=132, outer=False, **changes):
     if outer:
         a, b, c = (x.permute(2, 0, 1) for x in (a, b, c))
         amax = torch.full((case.l, 1, 1), float("-inf"), device="cuda")
-    space = workspaces(config.product, case, blocks)
+    workspace, space = scratch_memory(config.product, case, blocks)
+    given = () if workspace is None else (workspace,)
     stream = torch.cuda.current_stream().cuda_stream
-    compiled(config)(a, b, sfa, sfb, c, amax, *space.values(), blocks, stream)
+    compiled(config)(a, b, sfa, sfb, c, amax, *given, blocks, stream)
     torch.cuda.synchronize()
     guarded.assert_guards()
     if "flags" in space:

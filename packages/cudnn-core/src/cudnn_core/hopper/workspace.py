@@ -1,6 +1,16 @@
-"""Sizes of scratch memory that kernels of this folder take. Imports tile.py: planning needs no DSL."""
+"""Scratch memory that kernels of this folder take: sizes, and regions of one workspace. Imports tile.py: planning
+needs no DSL.
+"""
 
 from .tile import TileConfig
+
+# Regions of a workspace begin at multiples of so many bytes, as the workspace does.
+REGION = 256
+
+
+def following(end):
+    """Where the region begins that follows one which ends at byte `end`."""
+    return (end + REGION - 1) // REGION * REGION
 
 
 def pitch(k):

@@ -16,20 +16,23 @@ from typing import Any
 from . import doors
 from .adapters import adapter_of, common
 from .adapters.base import Adapter
-from .api_base import APIBase, check_buffers_disjoint
+from .api_base import APIBase, check_buffers_disjoint, check_workspace
 from .contract import Contract, Matrix, Problem, ScalarTensor
 from .dtypes import DType
 from .engine import Engine, select
 from .errors import mismatch
 from .prepared import (
     UNDECLARED,
+    WORKSPACE_ALIGNMENT,
     Latest,
     Prepared,
     executable_of,
     explain,
     full_shape,
     launcher,
+    launcher_in,
     without_absent,
+    workspace_bytes,
 )
 from .tensor_desc import canonical_stride
 from .tuple_dict import TupleDict
@@ -324,7 +327,9 @@ class OpClass(APIBase):
         )
         self._sample_names = tuple(samples)
         self._attributes = attributes
-        self._launchers: dict[type, Callable[..., None]] = {}
+        self._launchers: dict[Any, Callable[..., None]] = {}
+        # (address, bytes) of the workspace that was last looked at.
+        self._seen_workspace: tuple[int, int] | None = None
 
     def check_support(self) -> bool:
         """True, or ValueError / NotImplementedError for the tensors and options, then RuntimeError for the device."""
@@ -361,6 +366,14 @@ class OpClass(APIBase):
         )
         self._is_compiled = True
 
+    @property
+    def workspace_size(self) -> int:
+        """Bytes of scratch memory that `execute` takes as `workspace`; runs `check_support` when nobody did."""
+        self._ensure_support_checked()
+        if self._problem.is_empty and self._engine.platform != "cpu":
+            return 0
+        return workspace_bytes(self._engine.workspaces(self._problem))
+
     def _is_checked(self, operand: Any) -> bool:
         """Whether the executable compares the operand's extents with the others', or its rank is looked at apart."""
         derived = {derived.symbol for derived in self.op.contract.derived}
@@ -368,13 +381,22 @@ class OpClass(APIBase):
             return derived.isdisjoint(operand.dims)
         return isinstance(operand, ScalarTensor)
 
-    def _run(self, tensors: tuple[Any, ...], stream: Any, numbers: tuple[float, ...] = ()) -> None:
-        launch = self._launchers.get(type(tensors[0])) or self._launcher(tensors)
+    def _run(
+        self,
+        tensors: tuple[Any, ...],
+        stream: Any,
+        numbers: tuple[float, ...] = (),
+        workspace: Any = None,
+    ) -> None:
+        if workspace is None:
+            launch, given = self._launchers.get(type(tensors[0])) or self._launcher(tensors), ()
+        else:
+            launch, given = self._launcher_in(tensors), (self._bytes_of(workspace, tensors),)
         try:
             for index, shape in self._unchecked:
                 if tensors[index].shape != shape:
                     self._verify(tensors)
-            launch(tensors, stream, numbers)
+            launch(tensors, stream, numbers, *given)
         except (AttributeError, TypeError, ValueError):
             # A refusal by the executable, or an absent tensor: told in the contract's words.
             self._verify(tensors)
@@ -382,26 +404,63 @@ class OpClass(APIBase):
             seen = self._full_rank(tensors)
             if seen is tensors:
                 raise
-            launch(seen, stream, numbers)
+            launch(seen, stream, numbers, *given)
 
     def _launcher(self, tensors: tuple[Any, ...]) -> Callable[..., None]:
         """The way to the executable for arrays of one type, remembered. JAX arrays cannot be written."""
+        return self._remember(type(tensors[0]), launcher, tensors)
+
+    def _launcher_in(self, tensors: tuple[Any, ...]) -> Callable[..., None]:
+        """The same with a workspace that the caller gives."""
+        key = (type(tensors[0]), "workspace")
+        return self._launchers.get(key) or self._remember(key, launcher_in, tensors)
+
+    def _remember(
+        self, key: Any, make: Callable[..., Callable[..., None]], tensors: tuple[Any, ...]
+    ) -> Callable[..., None]:
         self._require_compiled()
         self._verify(tensors)
         adapter = adapter_of(tensors[0])
         # A descriptor may have said "cuda" and left the ordinal to the tensors.
         problem = replace(self._problem, device=adapter.device(tensors[0]))
-        launch = launcher(self.op, adapter, problem, self._engine, self._executable)
+        launch = make(self.op, adapter, problem, self._engine, self._executable)
         launch = without_absent(self.op, problem, launch)
         if self._engine.platform == "cpu":
             checked = launch
 
-            def launch(tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = ()) -> None:
+            def launch(
+                tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = (), *buffer: Any
+            ) -> None:
                 self._verify(tensors)
-                checked(tensors, stream, numbers)
+                checked(tensors, stream, numbers, *buffer)
 
-        self._launchers[type(tensors[0])] = launch
+        self._launchers[key] = launch
         return launch
+
+    def _bytes_of(self, workspace: Any, tensors: tuple[Any, ...]) -> Any:
+        """The workspace as flat bytes, or None where calls take none."""
+        adapter = adapter_of(tensors[0])
+        if adapter_of(workspace) is not adapter:
+            expected = f"a {adapter.name} tensor, as the others are"
+            raise TypeError(mismatch("workspace", expected, f"a {type(workspace).__name__}"))
+        seen = (adapter.data_pointer(workspace), workspace.nbytes)
+        if seen != self._seen_workspace:
+            self._check_workspace(adapter, workspace, tensors)
+            self._seen_workspace = seen
+        return adapter.as_bytes(workspace) if self.workspace_size else None
+
+    def _check_workspace(self, adapter: Adapter, workspace: Any, tensors: tuple[Any, ...]) -> None:
+        """ValueError for a workspace that is too small, misaligned, elsewhere, read-only or an operand's memory."""
+        check_workspace(workspace, self.workspace_size, WORKSPACE_ALIGNMENT)
+        device, wanted = adapter.device(workspace), adapter.device(tensors[0])
+        if device != wanted:
+            raise ValueError(mismatch("workspace", f"a tensor on {wanted}", device))
+        if not adapter.is_writable(workspace):
+            raise ValueError(mismatch("workspace", "an array to write into", "a read-only one"))
+        names = [operand.name for operand in self.op.contract.operands]
+        check_buffers_disjoint(
+            [("workspace", workspace)], zip(names, tensors, strict=True), type(self).__name__
+        )
 
     def _full_rank(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
         """Verified `tensors` with scalars seen in their full rank; the same object if they have it."""

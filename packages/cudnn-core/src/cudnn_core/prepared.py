@@ -5,6 +5,7 @@ May import contract types, engine, adapters and overlap; `op` makes them, rememb
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -189,25 +190,71 @@ def launcher(
 ) -> Callable[..., None]:
     """launch(tensors, stream, numbers=()): the shortest way from tensors of this adapter to the executable.
 
-    tensors: the operands that are present, in contract order.
+    tensors: the operands that are present, in contract order. Each call has scratch memory of its own.
+    """
+    call = callable_of(op, adapter, problem, engine, executable)
+    scratch = scratch_makers(adapter, problem, engine, guarded=True)
+    return adapter.launcher(call, problem.device, engine.scalars(problem), scratch)
+
+
+def launcher_in(
+    op: Op,
+    adapter: Adapter,
+    problem: Problem,
+    engine: Engine,
+    executable: Callable[..., None] | None,
+) -> Callable[..., None]:
+    """launch(tensors, stream, numbers, buffer): as `launcher`, with the caller's flat bytes as scratch memory.
+
+    buffer: `workspace_bytes` of the engine's workspaces at least; None where there are none.
     """
     call = callable_of(op, adapter, problem, engine, executable)
     launch = adapter.launcher(call, problem.device, engine.scalars(problem))
-    scratch = scratch_makers(adapter, problem, engine)
-    if not scratch:
-        return launch
+    cut = workspace_cutter(adapter, engine.workspaces(problem))
 
-    def launch_with_scratch(
-        tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = ()
+    def launch_in(
+        tensors: Sequence[Any], stream: Any, numbers: Sequence[float], buffer: Any
     ) -> None:
-        if stream is None:
-            launch((*tensors, *[make() for make in scratch]), None, numbers)
+        if buffer is None:
+            launch(tensors, stream, numbers)
             return
-        # Inside, so that memory freed below goes back to the stream that uses it.
-        with adapter.on_stream(stream, problem.device):
-            launch((*tensors, *[make() for make in scratch]), stream, numbers)
+        # Inside, as some start as zeros.
+        with NOTHING if stream is None else adapter.on_stream(stream, problem.device):
+            launch((*tensors, *cut(buffer)), stream, numbers)
 
-    return launch_with_scratch
+    return launch_in
+
+
+def workspace_bytes(workspaces: Sequence[Workspace]) -> int:
+    """Bytes of one buffer in which all of them have room, each at a multiple of WORKSPACE_ALIGNMENT."""
+    end = 0
+    for workspace in workspaces:
+        end = _aligned(end) + workspace.nbytes
+    return end
+
+
+def _aligned(end: int) -> int:
+    return -(-end // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
+
+
+def workspace_cutter(
+    adapter: Adapter, workspaces: Sequence[Workspace]
+) -> Callable[[Any], Sequence[Any]]:
+    """A function that cuts flat bytes into the workspaces, and zeroes those that start as zeros."""
+    if len(workspaces) == 1 and not workspaces[0].zeroed:
+        return lambda buffer: (buffer,)
+
+    def cut(buffer: Any) -> Sequence[Any]:
+        made, end = [], 0
+        for workspace in workspaces:
+            start = _aligned(end)
+            end = start + workspace.nbytes
+            made.append(buffer[start:end])
+            if workspace.zeroed:
+                adapter.zero(made[-1])
+        return made
+
+    return cut
 
 
 def scratch_makers(
@@ -283,11 +330,13 @@ def without_absent(op: Op, problem: Problem, launch: Callable[..., None]) -> Cal
     names = [operand.name for operand in op.contract.operands]
     absent = [(i, names[i]) for i in range(len(names)) if i not in present]
 
-    def launch_present(tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = ()) -> None:
+    def launch_present(
+        tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = (), *buffer: Any
+    ) -> None:
         for index, name in absent:
             if tensors[index] is not None:
                 raise ValueError(mismatch(name, UNDECLARED, "a tensor"))
-        launch(tuple([tensors[index] for index in present]), stream, numbers)
+        launch(tuple([tensors[index] for index in present]), stream, numbers, *buffer)
 
     return launch_present
 
@@ -335,6 +384,10 @@ def full_shape(operand: Any, desc: Any) -> tuple[int, ...]:
 
 
 UNDECLARED = "no tensor (none was declared)"
+
+# Of scratch memory's base, which every allocator on CUDA devices gives.
+WORKSPACE_ALIGNMENT = 256
+NOTHING = contextlib.nullcontext()
 
 # The batch comes last in a matrix of the contract.
 BATCH_AXIS = 2

@@ -100,3 +100,87 @@ def test_torch_tensors_get_torch_memory(op, engine):
     outputs = op((torch.from_numpy(x), torch.from_numpy(w)), ())
     np.testing.assert_allclose(outputs[0][..., 0].numpy(), x[..., 0] @ w[..., 0].T, rtol=1e-5)
     check(engine, 1)
+
+
+# --- workspaces that callers of a class give -----------------------------------------------------------------------
+
+
+def aligned(nbytes, offset=0):
+    """Bytes whose address is a multiple of 256, plus the offset; not zero."""
+    whole = np.full(nbytes + 512, 7, np.uint8)
+    start = -whole.ctypes.data % 256 + offset
+    return whole[start : start + nbytes]
+
+
+@pytest.fixture
+def door(op):
+    class Scratch(toy.Toy):
+        def execute(self, x, w, y, top, current_stream=None, *, workspace=None):
+            self._run((x, w, y, top), current_stream, workspace=workspace)
+
+    Scratch.op = op
+    return Scratch
+
+
+@pytest.fixture
+def tensors():
+    y, top = np.full((3, 4, 1), np.nan, np.float32), np.zeros((1, 1, 1), np.float32)
+    return (*inputs(), y, top)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_class_takes_the_callers(door, engine, tensors, dtype):
+    run = door(*tensors)
+    # The second begins at the next multiple of 256.
+    assert run.workspace_size == 256 + 7
+    given = aligned(264).view(dtype).reshape(2, -1)
+    for _ in range(2):
+        given.view(np.uint8)[...] = 7
+        run(*tensors, workspace=given)
+    x, w, y, _ = tensors
+    np.testing.assert_allclose(y[..., 0], x[..., 0] @ w[..., 0].T, rtol=1e-5)
+    assert len(engine.given) == 2
+    for start, first, second in engine.given:
+        assert not start.any() and (first.nbytes, second.nbytes) == (48, 7)
+        assert first.ctypes.data == given.ctypes.data
+        assert second.ctypes.data == given.ctypes.data + 256
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (lambda y: aligned(262), ValueError, "workspace: expected at least 263 bytes, got 262"),
+        (lambda y: aligned(263, 16), ValueError, "workspace: expected 256-byte alignment"),
+        (lambda y: aligned(600)[::2], ValueError, "workspace: expected a contiguous"),
+        (lambda y: bytearray(263), TypeError, "workspace: expected a numpy tensor"),
+        (lambda y: 263, TypeError, "workspace: expected a numpy tensor"),
+        (lambda y: y, ValueError, "workspace: expected at least"),
+    ],
+)
+def test_class_refuses_what_is_no_workspace(door, engine, tensors, make, error, said):
+    run = door(*tensors)
+    with pytest.raises(error, match=said):
+        run(*tensors, workspace=make(tensors[2]))
+    assert not engine.given
+
+
+def test_class_refuses_memory_that_is_not_to_be_written(door, engine, tensors):
+    run, given = door(*tensors), aligned(264)
+    given.flags.writeable = False
+    with pytest.raises(ValueError, match="workspace: expected an array to write into"):
+        run(*tensors, workspace=given)
+    shared = aligned(3 * 4 * 4 + 300)
+    x, w, _, top = tensors
+    y = shared[128 : 128 + 48].view(np.float32).reshape(3, 4, 1)
+    with pytest.raises(ValueError, match="workspace is written and must not overlap"):
+        run(x, w, y, top, workspace=shared)
+    assert not engine.given
+
+
+def test_class_without_need_of_one_takes_any(door, engine, tensors):
+    run = toy.Toy(*tensors)
+    run.compile()
+    assert run.workspace_size == 0
+    run._run(tensors, None, workspace=aligned(8))
+    x, w, y, _ = tensors
+    np.testing.assert_allclose(y[..., 0], x[..., 0] @ w[..., 0].T, rtol=1e-5)

@@ -194,11 +194,16 @@ class GemmAmax(OpClass):
         c_tensor: Any,
         amax_tensor: Any,
         current_stream: Any = None,
+        *,
+        workspace: Any = None,
     ) -> None:
-        """Write c_tensor and accumulate amax_tensor; asynchronous on the stream."""
-        self._run(
-            (a_tensor, b_tensor, sfa_tensor, sfb_tensor, c_tensor, amax_tensor), current_stream
-        )
+        """Write c_tensor and accumulate amax_tensor; asynchronous on the stream.
+
+        workspace: scratch memory of at least `workspace_size` bytes, any dtype, contiguous, its address a multiple of
+        256, for no other call at the same time; None: allocated by the call.
+        """
+        tensors = (a_tensor, b_tensor, sfa_tensor, sfb_tensor, c_tensor, amax_tensor)
+        self._run(tensors, current_stream, workspace=workspace)
 
 
 def gemm_amax_jax(

@@ -213,12 +213,17 @@ class GemmDsrelu(OpClass):
         norm_const_tensor: Any = None,
         alpha: float | None = None,
         current_stream: Any = None,
+        *,
+        workspace: Any = None,
     ) -> None:
-        """Write d_tensor, accumulate dprob_tensor and amax_tensor; asynchronous on the stream."""
+        """Write d_tensor, accumulate dprob_tensor and amax_tensor; asynchronous on the stream.
+
+        workspace: as `GemmAmax.execute` says.
+        """
         numbers = self._numbers if alpha is None else CONTRACT.parse_numbers((alpha,))
         read = (a_tensor, b_tensor, c_tensor, sfa_tensor, sfb_tensor, prob_tensor)
         written = (d_tensor, dprob_tensor, amax_tensor, sfd_tensor)
-        self._run((*read, norm_const_tensor, *written), current_stream, numbers)
+        self._run((*read, norm_const_tensor, *written), current_stream, numbers, workspace)
 
 
 def gemm_dsrelu_jax(

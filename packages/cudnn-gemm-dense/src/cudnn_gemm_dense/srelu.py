@@ -193,12 +193,17 @@ class GemmSrelu(OpClass):
         norm_const_tensor: Any = None,
         alpha: float | None = None,
         current_stream: Any = None,
+        *,
+        workspace: Any = None,
     ) -> None:
-        """Write the outputs, accumulate amax_tensor; asynchronous on the stream."""
+        """Write the outputs, accumulate amax_tensor; asynchronous on the stream.
+
+        workspace: as `GemmAmax.execute` says.
+        """
         numbers = self._numbers if alpha is None else CONTRACT.parse_numbers((alpha,))
         inputs = (a_tensor, b_tensor, sfa_tensor, sfb_tensor, prob_tensor, norm_const_tensor)
         outputs = (c_tensor, d_tensor, amax_tensor, sfd_tensor)
-        self._run((*inputs, *outputs), current_stream, numbers)
+        self._run((*inputs, *outputs), current_stream, numbers, workspace)
 
 
 def gemm_srelu_jax(

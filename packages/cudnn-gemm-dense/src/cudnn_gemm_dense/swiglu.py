@@ -267,11 +267,17 @@ class GemmSwiglu(OpClass):
         norm_const_tensor: Any = None,
         alpha: float = 1.0,
         current_stream: Any = None,
+        *,
+        workspace: Any = None,
     ) -> None:
-        """Write the outputs, accumulate amax_tensor; asynchronous on the stream."""
+        """Write the outputs, accumulate amax_tensor; asynchronous on the stream.
+
+        workspace: as `GemmAmax.execute` says.
+        """
         inputs = (a_tensor, b_tensor, sfa_tensor, sfb_tensor, norm_const_tensor)
         outputs = (ab12_tensor, c_tensor, sfc_tensor, amax_tensor)
-        self._run((*inputs, *outputs), current_stream, CONTRACT.parse_numbers((alpha,)))
+        numbers = CONTRACT.parse_numbers((alpha,))
+        self._run((*inputs, *outputs), current_stream, numbers, workspace)
 
 
 def gemm_swiglu_jax(

@@ -127,6 +127,10 @@ class Adapter(abc.ABC):
         """Writes the content of `source` into `x`, in the framework's own way: its autograd sees it."""
         self.to_numpy(x)[...] = self.to_numpy(source)
 
+    def as_bytes(self, x: Any) -> Any:
+        """A contiguous array as flat bytes over the same memory."""
+        return x.reshape(-1).view("uint8")
+
     @abc.abstractmethod
     def data_pointer(self, x: Any) -> int:
         """Address of the first element, valid while `x` is alive."""
@@ -200,14 +204,21 @@ class Adapter(abc.ABC):
         return NOTHING_TO_GUARD
 
     def launcher(
-        self, executable: Callable[..., None], device: Device, scalars: tuple[Any, ...] = ()
+        self,
+        executable: Callable[..., None],
+        device: Device,
+        scalars: tuple[Any, ...] = (),
+        scratch: tuple[Callable[[], Any], ...] = (),
     ) -> Callable[..., None]:
-        """launch(arrays, stream, numbers=()): executable(*arrays, *numbers, *scalars, handle), `device` current."""
+        """launch(arrays, stream, numbers=()): executable(*arrays, *scratch, *numbers, *scalars, handle).
+
+        `device` is current, and so is the stream while the guarded allocators `scratch` make each call's own.
+        """
 
         def launch(arrays: Sequence[Any], stream: Any, numbers: Sequence[float] = ()) -> None:
             handle = self.stream_handle(stream, device)
             with self.guard(device):
-                executable(*arrays, *numbers, *scalars, handle)
+                executable(*arrays, *[make() for make in scratch], *numbers, *scalars, handle)
 
         return launch
 

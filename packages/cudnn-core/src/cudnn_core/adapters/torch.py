@@ -131,6 +131,11 @@ class TorchAdapter(Adapter):
     def assign(self, x: Any, source: Any) -> None:
         x.copy_(source)
 
+    def as_bytes(self, x: Any) -> Any:
+        if x.dtype is torch.uint8 and x.dim() == 1:
+            return x
+        return x.reshape(-1).view(torch.uint8)
+
     def data_pointer(self, x: Any) -> int:
         return x.data_ptr()
 
@@ -227,14 +232,29 @@ class TorchAdapter(Adapter):
         return torch.cuda.stream(_stream(handle, device))
 
     def launcher(
-        self, executable: Callable[..., None], device: Device, scalars: tuple[Any, ...] = ()
+        self,
+        executable: Callable[..., None],
+        device: Device,
+        scalars: tuple[Any, ...] = (),
+        scratch: tuple[Callable[[], Any], ...] = (),
     ) -> Callable[..., None]:
         if device.type != "cuda":
-            return super().launcher(executable, device, scalars)
+            return super().launcher(executable, device, scalars, scratch)
         # The warm path of `execute`: bound functions, a context manager only when needed, one tuple of arguments.
         index, current_device = device.index, torch._C._cuda_getDevice
         current_stream = torch._C._cuda_getCurrentRawStream
         tails = {0: (*scalars, 0)}
+
+        def launch_with_scratch(
+            arrays: tuple[Any, ...], stream: Any, numbers: tuple[float, ...] = ()
+        ) -> None:
+            if stream is None and current_device() == index and hasattr(_thread, "has_context"):
+                made = [make() for make in scratch]
+                executable(*arrays, *made, *numbers, *scalars, current_stream(index))
+                return
+            # Inside, so that memory freed at the end goes back to the stream that uses it.
+            with self.guard(device) if stream is None else self.on_stream(stream, device):
+                launch((*arrays, *[make() for make in scratch]), stream, numbers)
 
         def launch(arrays: tuple[Any, ...], stream: Any, numbers: tuple[float, ...] = ()) -> None:
             if stream is None:
@@ -248,7 +268,7 @@ class TorchAdapter(Adapter):
             with self.guard(device):
                 executable(*(arrays + numbers + tail))
 
-        return launch
+        return launch_with_scratch if scratch else launch
 
     def restride(self, x: Any, stride: tuple[int, ...]) -> Any:
         return x.as_strided(x.shape, stride)

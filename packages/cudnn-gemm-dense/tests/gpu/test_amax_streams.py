@@ -135,6 +135,33 @@ def test_inputs_dropped_right_after_the_call(case, explicit):
     assert len(poison) == 12
 
 
+@pytest.mark.parametrize("stream", ["current", "side"])
+@case
+def test_class_in_the_callers_workspace(case, stream):
+    """Whatever it holds, as long as it is; in a graph too. No allocation is left to the call."""
+    data = exact(case)
+    op, tensors, out = instance(data)
+    assert op.workspace_size > 0
+    space = torch.full((op.workspace_size + 256,), 0xFF, dtype=torch.uint8, device="cuda")
+    given = space[: op.workspace_size]
+    named = None if stream == "current" else torch.cuda.Stream()
+    torch.cuda.synchronize()
+    op.execute(*tensors, named, workspace=given)
+    torch.cuda.synchronize()
+    assert_matches(tensors[4:], data)
+    assert (space[op.workspace_size :] == 0xFF).all()
+    out.poison()
+    given.fill_(0xFF)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    op.execute(*tensors, named, workspace=given)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    torch.cuda.synchronize()
+    assert_matches(tensors[4:], data)
+    with pytest.raises(ValueError, match=f"workspace: expected at least {op.workspace_size} bytes"):
+        op.execute(*tensors, named, workspace=space[: op.workspace_size - 1])
+
+
 def test_the_per_thread_stream_is_refused():
     data = exact(CASE)
     with pytest.raises(ValueError, match="stream: the per-thread default stream"):

@@ -6,6 +6,7 @@ metadata goes straight to the executable. May import contract, engine, adapters 
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -366,7 +367,7 @@ class OpClass(APIBase):
         )
         self._is_compiled = True
 
-    @property
+    @functools.cached_property
     def workspace_size(self) -> int:
         """Bytes of scratch memory that `execute` takes as `workspace`; runs `check_support` when nobody did."""
         self._ensure_support_checked()

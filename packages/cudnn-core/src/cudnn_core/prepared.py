@@ -105,7 +105,7 @@ class Prepared:
         op, adapter, problem, device = self.op, self.adapter, self.problem, self.device
         call = callable_of(op, adapter, problem, engine, executable_of(engine, problem))
         scalars = engine.scalars(problem)
-        scratch = scratch_makers(adapter, problem, engine, guarded=True)
+        scratch = scratch_makers(adapter, problem, engine)
         makes, count = (*makes, *scratch), len(makes)
         check = overlap_check(op.contract, adapter, problem) if mutated else None
         keeps = op.keeps_operands and device.type == "cuda"
@@ -193,7 +193,7 @@ def launcher(
     tensors: the operands that are present, in contract order. Each call has scratch memory of its own.
     """
     call = callable_of(op, adapter, problem, engine, executable)
-    scratch = scratch_makers(adapter, problem, engine, guarded=True)
+    scratch = scratch_makers(adapter, problem, engine)
     return adapter.launcher(call, problem.device, engine.scalars(problem), scratch)
 
 
@@ -258,26 +258,26 @@ def workspace_cutter(
 
 
 def scratch_makers(
-    adapter: Adapter, problem: Problem, engine: Engine, guarded: bool = False
+    adapter: Adapter, problem: Problem, engine: Engine
 ) -> tuple[Callable[[], Any], ...]:
     """Allocators of the scratch memory of one call; none where there is no executable to take it."""
     if problem.is_empty and engine.platform != "cpu":
         return ()
     return tuple(
-        _scratch_maker(adapter, workspace, problem.device, guarded)
-        for workspace in engine.workspaces(problem)
+        _scratch_maker(adapter, workspace, number, problem.device)
+        for number, workspace in enumerate(engine.workspaces(problem))
     )
 
 
 def _scratch_maker(
-    adapter: Adapter, workspace: Workspace, device: Device, guarded: bool
+    adapter: Adapter, workspace: Workspace, number: int, device: Device
 ) -> Callable[[], Any]:
     desc = workspace.describe(device)
     if workspace.nbytes == 0:
         # Nobody can write into it, so all calls share it.
         nothing = adapter.empty(desc)
         return lambda: nothing
-    return adapter.allocator(desc, 0.0 if workspace.zeroed else None, guarded=guarded)
+    return adapter.scratch(desc, 0.0 if workspace.zeroed else None, number)
 
 
 def callable_of(

@@ -1,5 +1,6 @@
 """The torch adapter on the CPU: metadata, allocation, NumPy views, and when a call needs the op."""
 
+import threading
 import types
 
 import numpy as np
@@ -9,10 +10,14 @@ from hypothesis import strategies as st
 
 from cudnn_core import adapters
 from cudnn_core.adapters import adapter_of
-from cudnn_core.dtypes import as_dtype
+from cudnn_core.dtypes import UINT8, as_dtype
+from cudnn_core.engine import Workspace
 from cudnn_core.tensor_desc import Device, TensorDesc
 
 torch = pytest.importorskip("torch")
+
+from cudnn_core.adapters import torch as torch_adapter
+
 ADAPTER = adapter_of(torch.zeros(1))
 CPU, CUDA0 = Device("cpu"), Device("cuda", 0)
 FP4 = torch.float4_e2m1fn_x2
@@ -513,3 +518,65 @@ class TestOnGpu:
         assert seen == [1] and torch.cuda.current_device() == 0
         with pytest.raises(ValueError, match="expected a stream of cuda:1"):
             launch((), torch.cuda.Stream(0))
+
+
+# --- scratch memory --------------------------------------------------------------------------------------------------
+
+
+def scratch_desc(nbytes, index=0):
+    return TensorDesc(UINT8, (nbytes,), (1,), None, Device("cuda", index), name="workspace")
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """A device whose memory is the host's, and the handle of its current stream."""
+    stream = [0]
+    monkeypatch.setattr(
+        torch._C, "_cuda_getCurrentRawStream", lambda index: stream[0], raising=False
+    )
+    monkeypatch.setattr(
+        torch_adapter,
+        "_empty_on_current_gpu",
+        lambda shape, stride, dtype: torch.empty(shape, dtype=dtype),
+    )
+    monkeypatch.setattr(torch_adapter, "_thread", threading.local())
+    return stream
+
+
+def test_small_scratch_memory_is_kept_on_the_default_stream_only(pretended):
+    make = ADAPTER.scratch(scratch_desc(4096))
+    assert make() is make()
+    pretended[0] = 7
+    assert make() is not make()
+    pretended[0] = 0
+    large = ADAPTER.scratch(scratch_desc(torch_adapter.KEPT_BYTES + 1))
+    assert large() is not large()
+
+
+def test_workspaces_of_one_call_are_not_the_same(pretended):
+    first, second = (ADAPTER.scratch(scratch_desc(64), number=number) for number in (0, 1))
+    assert first() is not second()
+    assert first() is not ADAPTER.scratch(scratch_desc(65))()
+    assert first() is ADAPTER.scratch(scratch_desc(64))()
+
+
+def test_each_thread_has_its_own_scratch_memory(pretended):
+    make, others = ADAPTER.scratch(scratch_desc(64)), []
+    thread = threading.Thread(target=lambda: others.append(make()))
+    thread.start()
+    thread.join()
+    assert others[0] is not make()
+
+
+def test_scratch_memory_of_many_sizes_is_given_back(pretended):
+    for nbytes in range(1, 10 * torch_adapter.KEPT_SIZES):
+        ADAPTER.scratch(scratch_desc(nbytes))()
+    assert len(torch_adapter._thread.scratch) <= torch_adapter.KEPT_SIZES
+
+
+def test_zeroed_scratch_memory_is_made_anew(pretended):
+    kept = ADAPTER.scratch(scratch_desc(64))()
+    kept.fill_(7)
+    desc = Workspace(64, zeroed=True).describe(CPU)
+    made = ADAPTER.scratch(desc, 0.0)()
+    assert made is not kept and not made.any()

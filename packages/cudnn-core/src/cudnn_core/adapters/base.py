@@ -127,6 +127,15 @@ class Adapter(abc.ABC):
         """Writes the content of `source` into `x`, in the framework's own way: its autograd sees it."""
         self.to_numpy(x)[...] = self.to_numpy(source)
 
+    def scratch(
+        self, desc: TensorDesc, initial: float | None = None, number: int = 0
+    ) -> Callable[[], Any]:
+        """A guarded allocator of scratch memory: nobody else's until the work that a call queues has ended.
+
+        number: which of a call's workspaces it is.
+        """
+        return self.allocator(desc, initial, guarded=True)
+
     def as_bytes(self, x: Any) -> Any:
         """A contiguous array as flat bytes over the same memory."""
         return x.reshape(-1).view("uint8")

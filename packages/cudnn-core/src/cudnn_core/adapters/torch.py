@@ -119,6 +119,14 @@ class TorchAdapter(Adapter):
             return lambda: make().view(packed)
         return make
 
+    def scratch(
+        self, desc: TensorDesc, initial: float | None = None, number: int = 0
+    ) -> Callable[[], Any]:
+        make = self.allocator(desc, initial, guarded=True)
+        if desc.device.type != "cuda" or initial is not None or desc.numel() > KEPT_BYTES:
+            return make
+        return _kept(make, desc.device.index, (desc.device.index, number, desc.numel()))
+
     def zero(self, x: Any) -> None:
         if x.dtype.itemsize == 1:
             _fill_bytes(x, 0)
@@ -337,6 +345,37 @@ def _where_current(
     """`quick` where the device is current, else `make`."""
     current_device = torch._C._cuda_getDevice
     return lambda: quick() if current_device() == index else make()
+
+
+# Scratch memory up to so many bytes a thread keeps for its next call, of so many sizes at most.
+KEPT_BYTES, KEPT_SIZES = 1 << 20, 16
+
+
+def _kept(make: Callable[[], Any], index: int, key: tuple[int, ...]) -> Callable[[], Any]:
+    """`make`, but on the legacy default stream the same memory for all calls of a thread.
+
+    Work on that stream runs in its order, and is never captured into a graph; what a call queues is queued whole, by
+    its thread. An allocation costs as much as a fifth of a small call.
+    """
+    current_stream = torch._C._cuda_getCurrentRawStream
+
+    def first() -> Any:
+        kept = _thread.__dict__.setdefault("scratch", {})
+        if len(kept) >= KEPT_SIZES:
+            kept.clear()
+        with torch.inference_mode(False):
+            kept[key] = make()
+        return kept[key]
+
+    def allocate() -> Any:
+        if current_stream(index) != 0:
+            return make()
+        try:
+            return _thread.scratch[key]
+        except (AttributeError, KeyError):
+            return first()
+
+    return allocate
 
 
 READY_SCALARS = 64

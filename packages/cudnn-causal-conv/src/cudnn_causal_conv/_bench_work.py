@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import cudnn_causal_conv
 from cudnn_core import cache
+from cudnn_core.adapters.torch import ADAPTER
 from cudnn_core.bench.parts import COPY, ROUNDING, copy_of, judge, nbytes, replay
 from cudnn_core.bench.protocol import Absent, Call, Limit, Maker, Trial, WrongResult
 from cudnn_core.plan import Plan
@@ -111,13 +112,17 @@ def empty_function(inputs: Inputs) -> Function:
 
 
 def bare_function(inputs: Inputs) -> Function:
-    """An autograd function whose backward makes its results and calls the bare executable, and checks nothing."""
+    """An autograd function whose backward makes its results and calls the bare executable, and looks at nothing."""
     x, weight, bias = (leaf.detach() for leaf in (inputs.x, inputs.weight, inputs.bias))
     layout = layout_of((tuple(x.shape), x.stride()))
     config = BackwardConv("bfloat16", "bfloat16", "bfloat16", WIDTH, "silu", layout)
     splits = splits_of(config, *x.shape)
     nbytes = partials_bytes(config, splits, x.shape[1]) if splits > 1 else 0
-    nothing, y = torch.empty(0, dtype=torch.uint8, device=x.device), torch.empty_like(x)
+    y, scratch = torch.empty_like(x), torch.empty(nbytes, dtype=torch.uint8, device=x.device)
+    made = [x, weight, bias, scratch] if nbytes else [x, weight, bias]
+    makers = [ADAPTER.allocator(ADAPTER.describe(like), guarded=True) for like in made]
+    rest = [] if nbytes else [scratch]
+    stream = torch.cuda.current_stream().cuda_stream
     call = cache.get(source_backward(Plan("conv/backward", "hopper", "sm_90a", config))).call
 
     class Bare(torch.autograd.Function):
@@ -127,11 +132,9 @@ def bare_function(inputs: Inputs) -> Function:
 
         @staticmethod
         def backward(ctx, dy):
-            dx, dweight, dbias = (torch.empty_like(leaf) for leaf in (x, weight, bias))
-            scratch = nothing.new_empty(nbytes) if nbytes else nothing
-            stream = torch.cuda.current_stream().cuda_stream
-            call(x, weight, bias, dy, dx, dweight, dbias, scratch, 1, stream)
-            return dx, dweight, dbias
+            fresh = [make() for make in makers]
+            call(x, weight, bias, dy, *fresh, *rest, 1, stream)
+            return tuple(fresh[:3])
 
     return Bare.apply
 

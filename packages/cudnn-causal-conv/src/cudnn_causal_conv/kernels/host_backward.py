@@ -34,6 +34,7 @@ DEVICE_CODE = (
     "cudnn_causal_conv.kernels.backward_tokens",
     "cudnn_causal_conv.kernels.backward_wide",
     "cudnn_causal_conv.kernels.reduce",
+    "cudnn_causal_conv.kernels.row_masks",
     "cudnn_causal_conv.kernels.row_walk",
 )
 

@@ -173,7 +173,13 @@ def test_workspaces_hold_whole_splits(layout, width):
                 splits = splits_of(config, b, d, t)
                 assert splits >= 1
                 nbytes = partials_bytes(config, splits, d)
-                assert nbytes == 4 * (width + 1) * d * splits < 2**27
+                flags = 8 * (d // 32 + 2) if config.has_flags else 0
+                assert nbytes == (4 * (width + 1) * d + flags) * splits < 2**27
+
+
+def test_flags_are_for_the_kernel_that_adds():
+    found = {(y, w): BackwardConv(B, B, B, w, "silu", y).has_flags for y in "td" for w in (4, 9)}
+    assert found == {("t", 4): False, ("t", 9): False, ("d", 4): True, ("d", 9): False}
 
 
 def test_rows_are_split_where_channels_are_few():

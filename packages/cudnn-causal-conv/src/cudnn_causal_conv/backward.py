@@ -93,7 +93,7 @@ def source(plan: Plan):
 
 
 def workspaces(problem: Problem) -> tuple[Workspace, ...]:
-    """Partial sums of the gradients of weight and bias, which a second kernel adds in a fixed order."""
+    """Partial sums of the gradients of weight and bias, which are added in a fixed order."""
     from .kernels.host_backward import workspaces_backward
 
     return workspaces_backward(problem)

@@ -199,7 +199,7 @@ def test_repeats_are_bit_equal(layout):
 
 
 @pytest.mark.parametrize("layout", ["t", "d"])
-@pytest.mark.parametrize("splits", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize("splits", [1, 2, 3, 7, 32, 33, 64])
 def test_any_number_of_splits_is_right(layout, splits):
     case = Case((3, 40, 1100), layout=layout)
     named, dx, around = operands(case)

@@ -1,87 +1,74 @@
-"""What calls cost on the host, beside an empty autograd.Function. To be run alone: a busy machine makes it fail."""
-
-import statistics
-import time
+"""What calls cost on the host, as `cudnn bench` measures it. To be run alone: a busy machine makes it fail."""
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from cudnn_causal_conv import causal_conv1d, causal_conv1d_update
+from cudnn_causal_conv import _bench_work as work
+from cudnn_causal_conv._bench import (
+    BACKWARD_LIMIT,
+    BARE_LIMIT,
+    FORWARD_LIMIT,
+    HOST_BOUND,
+    HOST_BOUND_UPDATES,
+    UPDATE_LIMIT,
+)
+from cudnn_core.bench.device import Cuda
+from cudnn_core.bench.timing import host_seconds
 
 pytestmark = pytest.mark.gpu
 
 
-class Empty(torch.autograd.Function):
-    """As many operands and results as the convolution, and no work."""
-
-    @staticmethod
-    def forward(ctx, x, weight, bias):
-        return EMPTY
-
-    @staticmethod
-    def backward(ctx, dout):
-        return NOTHING
-
-
-EMPTY, NOTHING = None, (None, None, None)
-
-
-def median_us(call):
-    """Median host time of 1,000 asynchronous calls, the queue drained every 100."""
-    times = []
-    for i in range(1000):
-        start = time.perf_counter_ns()
-        call()
-        times.append(time.perf_counter_ns() - start)
-        if i % 100 == 99:
-            torch.cuda.synchronize()
-    return statistics.median(times) / 1e3
-
-
-def host_times():
-    """Microseconds of a call: ours and an empty function's, forward and backward, and a decode step.
-
-    The best of three, measured in turn: what the machine does beside changes from second to second.
-    """
-    global EMPTY, NOTHING
-    x, dout = (torch.randn(1, 2048, 2048, device="cuda").bfloat16() for _ in "xd")
-    weight, bias = (torch.randn(s, device="cuda").bfloat16() for s in ((2048, 4), (2048,)))
-    for each in (x, weight, bias):
-        each.requires_grad_()
-    EMPTY = torch.empty_like(x)
-    NOTHING = tuple(torch.empty_like(each) for each in (x, weight, bias))
-    tokens, state = (torch.randn(s, device="cuda").bfloat16() for s in ((16, 4096), (16, 4096, 3)))
-    taps, offsets = (torch.randn(s, device="cuda").bfloat16() for s in ((4096, 4), (4096,)))
-
-    def ours():
-        return causal_conv1d(x, weight, bias, "silu")
-
-    def empty():
-        return Empty.apply(x, weight, bias)
-
-    def backward(forward):
-        y = forward()
-        return lambda: torch.autograd.grad(y, (x, weight, bias), dout, retain_graph=True)
-
-    calls = {
-        "forward": ours,
-        "empty forward": empty,
-        "backward": backward(ours),
-        "empty backward": backward(empty),
-        "update": lambda: causal_conv1d_update(tokens, state, taps, offsets, "silu"),
-    }
+def host_times(calls):
+    """Microseconds by name: the best of three medians, measured in turn, as what else runs comes and goes."""
+    clock = Cuda()
     for call in calls.values():
         for _ in range(50):
             call()
-    torch.cuda.synchronize()
-    rounds = [{name: median_us(call) for name, call in calls.items()} for _ in range(3)]
-    return {name: min(each[name] for each in rounds) for name in calls}
+    rounds = [{name: host_seconds(clock, call) for name, call in calls.items()} for _ in range(3)]
+    found = {name: 1e6 * min(each[name] for each in rounds) for name in calls}
+    print({name: round(us, 2) for name, us in found.items()})
+    return found
 
 
-def test_host_time():
-    us = host_times()
-    print(us)
-    assert us["forward"] - us["empty forward"] <= 12
-    assert us["backward"] - us["empty backward"] <= 15
-    assert us["update"] <= 14
+def functions(inputs):
+    return {
+        "ours": work.ours,
+        "empty": work.empty_function(inputs),
+        "bare": work.bare_function(inputs),
+    }
+
+
+@pytest.fixture(params=["rows", "channel-last"])
+def inputs(request):
+    return work.make_inputs(HOST_BOUND, "cuda", request.param, grad=True)
+
+
+def test_forward(inputs):
+    operands = inputs.x, inputs.weight, inputs.bias
+    made = functions(inputs)
+    us = host_times({name: lambda f=made[name]: f(*operands) for name in ("ours", "empty")})
+    assert us["ours"] - us["empty"] <= FORWARD_LIMIT
+
+
+def backward_times(inputs, own_thread):
+    made = functions(inputs).items()
+    return host_times(
+        {name: work.gradients_call(f, inputs, own_thread=own_thread) for name, f in made}
+    )
+
+
+def test_backward_in_the_calling_thread(inputs):
+    us = backward_times(inputs, own_thread=False)
+    assert us["ours"] - us["empty"] <= BACKWARD_LIMIT
+
+
+def test_backward_in_the_thread_of_the_device(inputs):
+    """Its caches are cold for every call, whatever the body: the bare one says how much of the time that is."""
+    us = backward_times(inputs, own_thread=True)
+    assert us["ours"] - us["bare"] <= BARE_LIMIT
+
+
+def test_update():
+    us = host_times({"update": work.update_trial(HOST_BOUND_UPDATES, "cuda", graph=False).ours})
+    assert us["update"] <= UPDATE_LIMIT

@@ -177,11 +177,6 @@ def test_limits_follow_from_what_was_measured(clock, bench):
     assert row["roofline"] is row["tflops"] is row["tb_s"] is None
 
 
-def test_a_case_of_calls_is_timed_as_a_loop(clock, bench):
-    row = bench.run(case(clock, clock_kind="call")).row
-    assert row["ours_us"] == pytest.approx(10.0, rel=0.05) and row["host_us"] is None
-
-
 def test_checking_times_nothing_but_makes_peers_ready(clock):
     made = []
     bench = make_bench(clock, check_only=True)

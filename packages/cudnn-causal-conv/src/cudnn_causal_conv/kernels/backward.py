@@ -2,7 +2,7 @@
 
 It takes the arrays of `config.names`, the number of thread blocks that may run at once (unused), the stream. The
 first kernel leaves sums of weight and bias gradients, one set a split, in the workspace; the second adds them in order.
-A single split needs no second one.
+A single split needs no second one, nor do a few splits of channel-last arrays, which the first kernel adds itself.
 """
 
 import cuda.bindings.driver as cuda
@@ -16,7 +16,7 @@ from .backward_tokens import TokenRows
 from .backward_wide import WideInitialStates, WideRows
 from .config import CHUNK, VECTOR_BYTES, WIDEST_UNROLLED
 from .launch import RANKS, address_of, fake, multiple, steps_of
-from .reduce import Sums
+from .reduce import Sums, is_folded
 
 MAIN = (
     "x",
@@ -78,15 +78,20 @@ class Backward:
         if channels > 0:
             splits = Int32(0)
             if batches > 0 and tokens > 0:
-                each = Int64(channels) * (4 * self.sums.rows)
+                each = self.config.split_bytes(Int64(channels))
                 # A single split has no workspace.
                 splits = cutlass.max(Int32(Int64(partials.shape[0]) // each), Int32(1))
                 self._main(named, splits, stream)
-            if splits != 1:
+            if not self._is_done(splits):
                 self.sums.launch(partials, dweight, named.get("dbias"), splits, stream)
             if cutlass.const_expr(self.config.has_dinitial):
                 if named["dinitial_states"].shape[0] > 0:
                     self.states.launch(*[named.get(name) for name in STATES], stream)
+
+    def _is_done(self, splits) -> Boolean:
+        """Whether the first launch leaves nothing to add."""
+        alone = splits == 1
+        return alone | is_folded(splits) if self.config.has_flags else alone
 
     @cute.jit
     def _main(self, named: cutlass.Constexpr, splits: Int32, stream: cuda.CUstream):

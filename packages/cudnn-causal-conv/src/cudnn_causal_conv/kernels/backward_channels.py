@@ -13,7 +13,7 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint32
 
 from . import arithmetic, memory, parts
 from .config import ELEMENT_BYTES
-from .reduce import Totals, settle
+from .reduce import Totals, fold, is_folded, settle
 
 WARPS = 4
 # Spans are multiples of it, and `depth` divides it.
@@ -432,6 +432,9 @@ class ChannelColumns:
                     total = arithmetic.add(total, shared[w * size + at])
                 where = (place.split, at // tile, channel)
                 settle(totals, total, *where, self.rows)
+        if is_folded(totals.splits):
+            number = place.tile // tile
+            fold(totals, place.split, number, place.thread, tile, 32 * WARPS, self.rows)
 
 
 class Sight:

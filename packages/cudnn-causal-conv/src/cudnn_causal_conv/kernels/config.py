@@ -18,6 +18,8 @@ WIDEST = 256
 ROW_WARPS = 4
 ROW_RUNS = 2
 ROW_BLOCKS = 264
+# Of the backward over channel-last arrays: with so many partial sums or fewer, the block that has the last adds them.
+MOST_FOLDED = 32
 
 
 def layout_of(*arrays) -> str:
@@ -29,6 +31,11 @@ def layout_of(*arrays) -> str:
         if all(stride[axis] == 1 or shape[axis] == 1 for shape, stride in arrays):
             return letter
     return "any"
+
+
+def flags_of(channels):
+    """Flags of a split: one of each tile of 32 channels at least, and one more as room to align them."""
+    return channels // 32 + 2
 
 
 @dataclass(frozen=True)
@@ -153,6 +160,16 @@ class BackwardConv(Conv):
     has_initial: bool = False
     has_dfinal: bool = False
     has_dinitial: bool = False
+
+    @property
+    def has_flags(self) -> bool:
+        """Whether partial sums are added in the launch that makes them; flags follow them in the workspace then."""
+        return self.layout == "d" and self.width <= WIDEST_UNROLLED
+
+    def split_bytes(self, channels):
+        """Of the workspace: FP32 sums of every tap, and of the bias, for each channel; flags."""
+        sums = 4 * (self.width + (self.bias is not None)) * channels
+        return sums + 8 * flags_of(channels) if self.has_flags else sums
 
     def arrays(self) -> dict[str, bool]:
         """Every array in the executable's order, and whether it takes it."""

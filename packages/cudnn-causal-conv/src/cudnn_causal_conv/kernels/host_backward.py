@@ -34,6 +34,7 @@ DEVICE_CODE = (
     "cudnn_causal_conv.kernels.backward_tokens",
     "cudnn_causal_conv.kernels.backward_wide",
     "cudnn_causal_conv.kernels.reduce",
+    "cudnn_causal_conv.kernels.row_masks",
     "cudnn_causal_conv.kernels.row_walk",
 )
 
@@ -114,5 +115,5 @@ def _splits_of_rows(batches: int, channels: int, tokens: int) -> int:
 
 
 def partials_bytes(config: BackwardConv, splits: int, channels: int) -> int:
-    """FP32 sums of every tap, and of the bias, for each channel and split."""
-    return 4 * (config.width + (config.bias is not None)) * channels * splits
+    """What the splits leave for whoever adds them."""
+    return config.split_bytes(channels) * splits

@@ -223,8 +223,10 @@ def put_partial(partials, value, split, j, channel, rows, channels) -> None:
     _store(partials.iterator.toint() + place * Int64(4), [value.bitcast(Uint32)])
 
 
-def get_partial(partials, split, j, channel, rows, channels):
-    """What `put_partial` stored in the launch before this one, which may not have ended when this one began."""
+def get_partial(partials, split, j, channel, rows, channels, there=True):
+    """What `put_partial` stored, in this launch or in the one before, which may not have ended when this one began;
+    zero of a split that is not there.
+    """
     place = (Int64(split) * Int64(rows) + Int64(j)) * Int64(channels) + Int64(channel)
     at = partials.iterator.toint() + place * Int64(4)
-    return memory.load_words(at, 1, Boolean(True), constant=False)[0].bitcast(Float32)
+    return memory.load_words(at, 1, Boolean(there), constant=False)[0].bitcast(Float32)

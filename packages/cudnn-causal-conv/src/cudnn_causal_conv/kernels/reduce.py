@@ -1,14 +1,18 @@
-"""Where the sums of the weight and bias gradients go: partial sums of several splits to the workspace, from where a
-second launch adds them in order; the sums of a single split at once to their places. Imports the DSL.
+"""Where the sums of the weight and bias gradients go: partial sums of several splits to the workspace, from where the
+block of the last split, or a second launch, adds them in order; the sums of a single split at once to their places.
+Imports the DSL.
 """
 
 from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32, Int64
+
+from cudnn_core.hopper.stream import RAISED
 
 from . import arithmetic, memory, parts
+from .config import MOST_FOLDED, flags_of
 
 GROUPS = 8
 
@@ -43,6 +47,88 @@ def finish(totals, value, row, channel, rows: cutlass.Constexpr):
             _put(totals.dweight, value, channel, row)
         else:
             _put(totals.dbias, value, channel)
+
+
+def is_folded(splits) -> Boolean:
+    """Whether the block of the last split adds: more partial sums are added faster by more blocks."""
+    return (splits > 1) & (splits <= MOST_FOLDED)
+
+
+def _flag(totals, split, tile, rows) -> cute.Pointer:
+    """Behind the partial sums: raised when those of a split and a tile are there.
+
+    Flags start as anything: one that is raised by chance, once in 2^64, would do harm.
+    """
+    channels = totals.dweight.shape[0]
+    sums = Int64(totals.splits) * Int64(channels) * (4 * rows)
+    number = Int64(split) * Int64(flags_of(channels)) + Int64(tile)
+    place = totals.partials.iterator.toint() + (sums + 7) // 8 * 8 + number * 8
+    return cute.make_ptr(Int64, place, cute.AddressSpace.gmem, assumed_align=8)
+
+
+@cute.jit
+def _await(flag):
+    """Waits for a flag and takes it down."""
+    raised = Int64(0)
+    while raised != RAISED:
+        raised = cute.arch.load(flag, Int64, sem="acquire", scope="gpu")
+    cute.arch.store(flag, Int64(0), sem="relaxed", scope="gpu")
+
+
+@cute.jit
+def fold(
+    totals,
+    split,
+    tile,
+    thread,
+    width: cutlass.Constexpr,
+    size: cutlass.Constexpr,
+    rows: cutlass.Constexpr,
+):
+    """The block of the last split adds what all have left, in the order of `Sums`; the others tell it when that is.
+
+    It waits for blocks of lower numbers only, which start no later, so waiting ends on a GPU that other kernels fill
+    too. tile: of `width` channels; size: threads of a block.
+    """
+    first, channels = tile * width, totals.dweight.shape[0]
+    cute.arch.sync_threads()
+    if split < totals.splits - 1:
+        if thread == 0:
+            flag = _flag(totals, split, tile, rows)
+            cute.arch.store(flag, Int64(RAISED), sem="release", scope="gpu")
+    else:
+        for other in cutlass.range(thread, totals.splits - 1, size, unroll=1):
+            _await(_flag(totals, other, tile, rows))
+        cute.arch.sync_threads()
+        turns = cutlass.const_expr((rows * width + size - 1) // size)
+        found = cute.make_rmem_tensor((GROUPS, turns), Float32)
+        found.fill(0.0)
+        for start in cutlass.range(0, totals.splits, GROUPS, unroll=1):
+            loaded = cute.make_rmem_tensor((GROUPS, turns), Float32)
+            for turn in cutlass.range_constexpr(turns):
+                at = cutlass.min(turn * size + thread, rows * width - 1)
+                channel = cutlass.min(first + at % width, channels - 1)
+                for g in cutlass.range_constexpr(GROUPS):
+                    loaded[g, turn] = parts.get_partial(
+                        totals.partials,
+                        start + g,
+                        at // width,
+                        channel,
+                        rows,
+                        channels,
+                        start + g < totals.splits,
+                    )
+            for turn in cutlass.range_constexpr(turns):
+                for g in cutlass.range_constexpr(GROUPS):
+                    found[g, turn] = arithmetic.add(found[g, turn], loaded[g, turn])
+        for turn in cutlass.range_constexpr(turns):
+            at = turn * size + thread
+            channel = first + at % width
+            if at < rows * width and channel < channels:
+                total = found[0, turn]
+                for g in cutlass.range_constexpr(1, GROUPS):
+                    total = arithmetic.add(total, found[g, turn])
+                finish(totals, total, at // width, channel, rows)
 
 
 def _put(tensor, value, *index):

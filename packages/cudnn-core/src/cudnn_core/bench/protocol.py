@@ -87,8 +87,7 @@ class Case:
     targets: name of a peer or bound -> ratio to reach, their time over ours.
     prepare: device ("cuda", "cpu" in tests) -> Trial. May raise NotImplementedError.
     not_built: the reason why the operation does not exist yet, None when it does.
-    clock: "device" is the time between CUDA events; "call" the host's time of a call in a train of them, the device's
-        included; "host" the time until an asynchronous call returns.
+    clock: "device" is the time between CUDA events; "host" the time until an asynchronous call returns.
     quick: belongs to the short selection.
     """
 
@@ -98,5 +97,5 @@ class Case:
     targets: Mapping[str, float]
     prepare: Callable[[str], Trial]
     not_built: Callable[[], str | None] = _built
-    clock: Literal["device", "call", "host"] = "device"
+    clock: Literal["device", "host"] = "device"
     quick: bool = False

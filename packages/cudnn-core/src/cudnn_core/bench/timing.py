@@ -13,10 +13,8 @@ from .protocol import Call, Train
 
 # Host time is the median of this many calls at a tiny size; the queue is drained after each hundred.
 HOST_CALLS, DRAIN = 1000, 100
-# Calls in one train: long, so that its start and its end weigh little.
-TRAIN = 100
 WARM_UP = 3
-# Of the trains of calls that events cannot time; the second is twice as long.
+# Calls in a train of those that events cannot time; the second is twice as long.
 SHORT_TRAIN = 5
 
 Sampler = Callable[[], float]
@@ -113,22 +111,6 @@ def slope(clock: Clock, train: Train, length: int = SHORT_TRAIN) -> float:
     return (took[1] - took[0]) / length
 
 
-def call_sampler(clock: Clock, call: Call) -> Sampler:
-    """Time of one call in a train, host and device: the longer of the two, as a loop of a user's would see it."""
-    for _ in range(WARM_UP):
-        call()
-
-    def sample() -> float:
-        clock.drain()
-        start = clock.now()
-        for _ in range(TRAIN):
-            call()
-        clock.drain()
-        return (clock.now() - start) / TRAIN
-
-    return sample
-
-
 def host_sampler(clock: Clock, call: Call, calls: int = DRAIN) -> Sampler:
     """Median time until an asynchronous call returns, of one hundred, the queue drained before them."""
     for _ in range(WARM_UP):
@@ -146,7 +128,7 @@ def host_sampler(clock: Clock, call: Call, calls: int = DRAIN) -> Sampler:
     return sample
 
 
-SAMPLERS = {"device": device_sampler, "call": call_sampler, "host": host_sampler}
+SAMPLERS = {"device": device_sampler, "host": host_sampler}
 
 
 def host_seconds(clock: Clock, call: Call) -> float:

@@ -16,7 +16,6 @@ from .contract import Column, Matrix, Problem, ScalarTensor
 from .engine import Engine, Workspace, select
 from .errors import mismatch
 from .overlap import overlap_check
-from .tensor_desc import Device
 from .tuple_dict import TupleDict
 
 if TYPE_CHECKING:
@@ -105,8 +104,7 @@ class Prepared:
         op, adapter, problem, device = self.op, self.adapter, self.problem, self.device
         call = callable_of(op, adapter, problem, engine, executable_of(engine, problem))
         scalars = engine.scalars(problem)
-        scratch = scratch_makers(adapter, problem, engine)
-        makes, count = (*makes, *scratch), len(makes)
+        scratch = scratch_maker(adapter, problem, engine)
         check = overlap_check(op.contract, adapter, problem) if mutated else None
         keeps = op.keeps_operands and device.type == "cuda"
         ready, current_stream = adapter.readiness(device), adapter.stream_getter(device)
@@ -121,8 +119,9 @@ class Prepared:
             if check is not None:
                 check(inputs)
             handle = current_stream() if stream is None else adapter.stream_handle(stream, device)
+            spare = () if scratch is None else scratch(handle)
             try:
-                call(*inputs, *made, *numbers, *scalars, handle)
+                call(*inputs, *made, *spare, *numbers, *scalars, handle)
             except (TypeError, ValueError):
                 present = iter((*inputs, *made))
                 explain(op, [None if d is None else next(present) for d in problem.descs])
@@ -131,8 +130,6 @@ class Prepared:
                 adapter.written(inputs[index])
             if keeps and handle:
                 adapter.keep_alive(inputs, handle)
-            if scratch:
-                del made[count:]
             return made
 
         return run
@@ -193,7 +190,7 @@ def launcher(
     tensors: the operands that are present, in contract order. Each call has scratch memory of its own.
     """
     call = callable_of(op, adapter, problem, engine, executable)
-    scratch = scratch_makers(adapter, problem, engine)
+    scratch = scratch_maker(adapter, problem, engine)
     return adapter.launcher(call, problem.device, engine.scalars(problem), scratch)
 
 
@@ -257,27 +254,20 @@ def workspace_cutter(
     return cut
 
 
-def scratch_makers(
+def scratch_maker(
     adapter: Adapter, problem: Problem, engine: Engine
-) -> tuple[Callable[[], Any], ...]:
-    """Allocators of the scratch memory of one call; none where there is no executable to take it."""
-    if problem.is_empty and engine.platform != "cpu":
-        return ()
-    return tuple(
-        _scratch_maker(adapter, workspace, number, problem.device)
-        for number, workspace in enumerate(engine.workspaces(problem))
-    )
-
-
-def _scratch_maker(
-    adapter: Adapter, workspace: Workspace, number: int, device: Device
-) -> Callable[[], Any]:
-    desc = workspace.describe(device)
-    if workspace.nbytes == 0:
+) -> Callable[[int], tuple[Any, ...]] | None:
+    """What gives a call on a stream its scratch memory; None where there is nothing to take it."""
+    workspaces = engine.workspaces(problem)
+    if not workspaces or (problem.is_empty and engine.platform != "cpu"):
+        return None
+    descs = [workspace.describe(problem.device) for workspace in workspaces]
+    if not sum(workspace.nbytes for workspace in workspaces):
         # Nobody can write into it, so all calls share it.
-        nothing = adapter.empty(desc)
-        return lambda: nothing
-    return adapter.scratch(desc, 0.0 if workspace.zeroed else None, number)
+        nothing = tuple(map(adapter.empty, descs))
+        return lambda handle: nothing
+    initial = [0.0 if workspace.zeroed else None for workspace in workspaces]
+    return adapter.scratch(descs, initial)
 
 
 def callable_of(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cudnn_core import adapters
 from cudnn_core.adapters import adapter_of
-from cudnn_core.dtypes import UINT8, as_dtype
+from cudnn_core.dtypes import as_dtype
 from cudnn_core.engine import Workspace
 from cudnn_core.tensor_desc import Device, TensorDesc
 
@@ -523,60 +523,56 @@ class TestOnGpu:
 # --- scratch memory --------------------------------------------------------------------------------------------------
 
 
-def scratch_desc(nbytes, index=0):
-    return TensorDesc(UINT8, (nbytes,), (1,), None, Device("cuda", index), name="workspace")
+def scratch(*sizes, initial=None):
+    """The scratch memory of calls on cuda:0, by the handle of their stream."""
+    descs = [Workspace(nbytes).describe(CUDA0) for nbytes in sizes]
+    return ADAPTER.scratch(descs, [initial] * len(sizes))
 
 
 @pytest.fixture
 def pretended(monkeypatch):
-    """A device whose memory is the host's, and the handle of its current stream."""
-    stream = [0]
-    monkeypatch.setattr(
-        torch._C, "_cuda_getCurrentRawStream", lambda index: stream[0], raising=False
-    )
-    monkeypatch.setattr(
-        torch_adapter,
-        "_empty_on_current_gpu",
-        lambda shape, stride, dtype: torch.empty(shape, dtype=dtype),
-    )
+    """The device's memory is the host's."""
+
+    def empty(shape, stride, dtype):
+        return torch.empty(shape, dtype=dtype)
+
+    monkeypatch.setattr(torch_adapter, "_empty_on_current_gpu", empty)
     monkeypatch.setattr(torch_adapter, "_thread", threading.local())
-    return stream
 
 
 def test_small_scratch_memory_is_kept_on_the_default_stream_only(pretended):
-    make = ADAPTER.scratch(scratch_desc(4096))
-    assert make() is make()
-    pretended[0] = 7
-    assert make() is not make()
-    pretended[0] = 0
-    large = ADAPTER.scratch(scratch_desc(torch_adapter.KEPT_BYTES + 1))
-    assert large() is not large()
+    make = scratch(4096)
+    (first,), (second,) = make(0), make(0)
+    assert first is second and first.numel() == 4096
+    assert make(7)[0] is not first and make(7)[0] is not make(7)[0]
+    large = scratch(torch_adapter.KEPT_BYTES, 1)
+    assert large(0)[0] is not large(0)[0]
 
 
-def test_workspaces_of_one_call_are_not_the_same(pretended):
-    first, second = (ADAPTER.scratch(scratch_desc(64), number=number) for number in (0, 1))
-    assert first() is not second()
-    assert first() is not ADAPTER.scratch(scratch_desc(65))()
-    assert first() is ADAPTER.scratch(scratch_desc(64))()
+def test_no_two_workspaces_of_calls_of_a_kind_are_the_same(pretended):
+    first, second = scratch(64, 64)(0)
+    assert first is not second
+    assert scratch(64)(0)[0] is not first
+    assert scratch(64, 64)(0) == (first, second)
 
 
 def test_each_thread_has_its_own_scratch_memory(pretended):
-    make, others = ADAPTER.scratch(scratch_desc(64)), []
-    thread = threading.Thread(target=lambda: others.append(make()))
+    make, others = scratch(64), []
+    thread = threading.Thread(target=lambda: others.extend(make(0)))
     thread.start()
     thread.join()
-    assert others[0] is not make()
+    assert others[0] is not make(0)[0]
 
 
-def test_scratch_memory_of_many_sizes_is_given_back(pretended):
-    for nbytes in range(1, 10 * torch_adapter.KEPT_SIZES):
-        ADAPTER.scratch(scratch_desc(nbytes))()
-    assert len(torch_adapter._thread.scratch) <= torch_adapter.KEPT_SIZES
+def test_scratch_memory_of_many_kinds_is_given_back(pretended):
+    for nbytes in range(1, 10 * torch_adapter.KEPT_KINDS):
+        scratch(nbytes)(0)
+    assert len(torch_adapter._thread.scratch) <= torch_adapter.KEPT_KINDS
 
 
-def test_zeroed_scratch_memory_is_made_anew(pretended):
-    kept = ADAPTER.scratch(scratch_desc(64))()
-    kept.fill_(7)
-    desc = Workspace(64, zeroed=True).describe(CPU)
-    made = ADAPTER.scratch(desc, 0.0)()
-    assert made is not kept and not made.any()
+def test_scratch_memory_that_starts_as_zeros_is_made_anew(pretended):
+    descs = [Workspace(64).describe(CPU)] * 2
+    for _ in range(2):
+        zeroed, _ = ADAPTER.scratch(descs, [0.0, None])(0)
+        assert not zeroed.any()
+        zeroed.fill_(7)

@@ -128,13 +128,17 @@ class Adapter(abc.ABC):
         self.to_numpy(x)[...] = self.to_numpy(source)
 
     def scratch(
-        self, desc: TensorDesc, initial: float | None = None, number: int = 0
-    ) -> Callable[[], Any]:
-        """A guarded allocator of scratch memory: nobody else's until the work that a call queues has ended.
+        self, descs: Sequence[TensorDesc], initial: Sequence[float | None]
+    ) -> Callable[[int], tuple[Any, ...]]:
+        """scratch(handle): a call's scratch memory; nobody else's until the work that it queues has ended.
 
-        number: which of a call's workspaces it is.
+        handle: of the stream on which it is to be used, which is the current one of the arrays' device.
         """
-        return self.allocator(desc, initial, guarded=True)
+        makes = tuple(
+            self.allocator(desc, value, guarded=True)
+            for desc, value in zip(descs, initial, strict=True)
+        )
+        return lambda handle: tuple([make() for make in makes])
 
     def as_bytes(self, x: Any) -> Any:
         """A contiguous array as flat bytes over the same memory."""
@@ -217,17 +221,18 @@ class Adapter(abc.ABC):
         executable: Callable[..., None],
         device: Device,
         scalars: tuple[Any, ...] = (),
-        scratch: tuple[Callable[[], Any], ...] = (),
+        scratch: Callable[[int], tuple[Any, ...]] | None = None,
     ) -> Callable[..., None]:
-        """launch(arrays, stream, numbers=()): executable(*arrays, *scratch, *numbers, *scalars, handle).
+        """launch(arrays, stream, numbers=()): executable(*arrays, *scratch(handle), *numbers, *scalars, handle).
 
-        `device` is current, and so is the stream while the guarded allocators `scratch` make each call's own.
+        `device` is current; so is the stream, where there is `scratch`.
         """
 
         def launch(arrays: Sequence[Any], stream: Any, numbers: Sequence[float] = ()) -> None:
             handle = self.stream_handle(stream, device)
             with self.guard(device):
-                executable(*arrays, *[make() for make in scratch], *numbers, *scalars, handle)
+                made = () if scratch is None else scratch(handle)
+                executable(*arrays, *made, *numbers, *scalars, handle)
 
         return launch
 

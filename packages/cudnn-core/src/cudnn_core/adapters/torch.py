@@ -120,12 +120,15 @@ class TorchAdapter(Adapter):
         return make
 
     def scratch(
-        self, desc: TensorDesc, initial: float | None = None, number: int = 0
-    ) -> Callable[[], Any]:
-        make = self.allocator(desc, initial, guarded=True)
-        if desc.device.type != "cuda" or initial is not None or desc.numel() > KEPT_BYTES:
+        self, descs: Sequence[TensorDesc], initial: Sequence[float | None]
+    ) -> Callable[[int], tuple[Any, ...]]:
+        make = super().scratch(descs, initial)
+        is_small = sum(desc.numel() for desc in descs) <= KEPT_BYTES
+        if descs[0].device.type != "cuda" or set(initial) != {None} or not is_small:
             return make
-        return _kept(make, desc.device.index, (desc.device.index, number, desc.numel()))
+        # A text, whose hash is remembered.
+        sizes = ",".join(str(desc.numel()) for desc in descs)
+        return _kept(make, f"{descs[0].device}: {sizes}")
 
     def zero(self, x: Any) -> None:
         if x.dtype.itemsize == 1:
@@ -244,7 +247,7 @@ class TorchAdapter(Adapter):
         executable: Callable[..., None],
         device: Device,
         scalars: tuple[Any, ...] = (),
-        scratch: tuple[Callable[[], Any], ...] = (),
+        scratch: Callable[[int], tuple[Any, ...]] | None = None,
     ) -> Callable[..., None]:
         if device.type != "cuda":
             return super().launcher(executable, device, scalars, scratch)
@@ -257,12 +260,13 @@ class TorchAdapter(Adapter):
             arrays: tuple[Any, ...], stream: Any, numbers: tuple[float, ...] = ()
         ) -> None:
             if stream is None and current_device() == index and hasattr(_thread, "has_context"):
-                made = [make() for make in scratch]
-                executable(*arrays, *made, *numbers, *scalars, current_stream(index))
+                handle = current_stream(index)
+                tail = tails.get(handle) or (*scalars, handle)
+                executable(*(arrays + scratch(handle) + numbers + tail))
                 return
             # Inside, so that memory freed at the end goes back to the stream that uses it.
             with self.guard(device) if stream is None else self.on_stream(stream, device):
-                launch((*arrays, *[make() for make in scratch]), stream, numbers)
+                launch(arrays + scratch(self.stream_handle(stream, device)), stream, numbers)
 
         def launch(arrays: tuple[Any, ...], stream: Any, numbers: tuple[float, ...] = ()) -> None:
             if stream is None:
@@ -276,7 +280,7 @@ class TorchAdapter(Adapter):
             with self.guard(device):
                 executable(*(arrays + numbers + tail))
 
-        return launch_with_scratch if scratch else launch
+        return launch if scratch is None else launch_with_scratch
 
     def restride(self, x: Any, stride: tuple[int, ...]) -> Any:
         return x.as_strided(x.shape, stride)
@@ -347,35 +351,31 @@ def _where_current(
     return lambda: quick() if current_device() == index else make()
 
 
-# Scratch memory up to so many bytes a thread keeps for its next call, of so many sizes at most.
-KEPT_BYTES, KEPT_SIZES = 1 << 20, 16
+# Scratch memory of a call up to so many bytes a thread keeps for its next one, for so many kinds of calls at most.
+KEPT_BYTES, KEPT_KINDS = 1 << 20, 16
 
 
-def _kept(make: Callable[[], Any], index: int, key: tuple[int, ...]) -> Callable[[], Any]:
+def _kept(make: Callable[[int], tuple[Any, ...]], key: str) -> Callable[[int], tuple[Any, ...]]:
     """`make`, but on the legacy default stream the same memory for all calls of a thread.
 
     Work on that stream runs in its order, and is never captured into a graph; what a call queues is queued whole, by
-    its thread. An allocation costs as much as a fifth of a small call.
+    its thread. An allocation costs as much as a fifth of a small call. key: device and sizes.
     """
-    current_stream = torch._C._cuda_getCurrentRawStream
 
-    def first() -> Any:
-        kept = _thread.__dict__.setdefault("scratch", {})
-        if len(kept) >= KEPT_SIZES:
-            kept.clear()
-        with torch.inference_mode(False):
-            kept[key] = make()
-        return kept[key]
-
-    def allocate() -> Any:
-        if current_stream(index) != 0:
-            return make()
+    def scratch(handle: int) -> tuple[Any, ...]:
+        if handle:
+            return make(handle)
         try:
             return _thread.scratch[key]
         except (AttributeError, KeyError):
-            return first()
+            kept = _thread.__dict__.setdefault("scratch", {})
+            if len(kept) >= KEPT_KINDS:
+                kept.clear()
+            with torch.inference_mode(False):
+                kept[key] = make(handle)
+            return kept[key]
 
-    return allocate
+    return scratch
 
 
 READY_SCALARS = 64

@@ -12,26 +12,19 @@ import torch
 import torch.nn.functional as F
 
 import cudnn_causal_conv
-from cudnn_core import cache
-from cudnn_core.adapters.torch import ADAPTER
 from cudnn_core.bench.parts import COPY, ROUNDING, copy_of, judge, nbytes, replay
 from cudnn_core.bench.protocol import Absent, Call, Limit, Maker, Trial, WrongResult
-from cudnn_core.plan import Plan
 
 from ._bench import (
     BACKWARD_LIMIT,
-    BARE,
-    BARE_LIMIT,
     EMPTY,
     FORWARD_LIMIT,
     STATE,
     UPDATE_LIMIT,
     WIDTH,
     at_most,
-    over,
+    over_empty,
 )
-from .kernels.config import BackwardConv, layout_of
-from .kernels.host_backward import partials_bytes, source_backward, splits_of
 
 TINY, TINY_UPDATES = (1, 64, 64), (2, 64)
 # Channels that are checked at once, to bound the float64 temporaries.
@@ -111,34 +104,6 @@ def empty_function(inputs: Inputs) -> Function:
     return Empty.apply
 
 
-def bare_function(inputs: Inputs) -> Function:
-    """An autograd function whose backward makes its results and calls the bare executable, and looks at nothing."""
-    x, weight, bias = (leaf.detach() for leaf in (inputs.x, inputs.weight, inputs.bias))
-    layout = layout_of((tuple(x.shape), x.stride()))
-    config = BackwardConv("bfloat16", "bfloat16", "bfloat16", WIDTH, "silu", layout)
-    splits = splits_of(config, *x.shape)
-    nbytes = partials_bytes(config, splits, x.shape[1]) if splits > 1 else 0
-    y, scratch = torch.empty_like(x), torch.empty(nbytes, dtype=torch.uint8, device=x.device)
-    made = [x, weight, bias, scratch] if nbytes else [x, weight, bias]
-    makers = [ADAPTER.allocator(ADAPTER.describe(like), guarded=True) for like in made]
-    rest = [] if nbytes else [scratch]
-    stream = torch.cuda.current_stream().cuda_stream
-    call = cache.get(source_backward(Plan("conv/backward", "hopper", "sm_90a", config))).call
-
-    class Bare(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, weight, bias):
-            return y
-
-        @staticmethod
-        def backward(ctx, dy):
-            fresh = [make() for make in makers]
-            call(x, weight, bias, dy, *fresh, *rest, 1, stream)
-            return tuple(fresh[:3])
-
-    return Bare.apply
-
-
 def gradients_call(function: Function, inputs: Inputs, *, own_thread: bool) -> Call:
     """The backward alone, on a graph that is kept, in PyTorch's thread for the device or in the caller's."""
     leaves = inputs.x, inputs.weight, inputs.bias
@@ -170,7 +135,7 @@ def sequence_trial(
 ) -> Trial:
     """The trial of the forward, or of the backward alone on a graph that is kept.
 
-    own_thread: of the backward that the host bounds, whether it runs in PyTorch's thread, beside a bare body.
+    own_thread: of the backward that the host bounds, whether it runs in PyTorch's thread, where it has no limit.
     """
     inputs = make_inputs(shape, device, layout, grad=backward or host_bound)
 
@@ -183,12 +148,9 @@ def sequence_trial(
     bounds: dict[str, Maker | Limit]
     if host_bound:
         bounds = {EMPTY: lambda: call_of(empty_function(inputs))}
-        if backward and own_thread:
-            bounds[BARE] = lambda: call_of(bare_function(inputs))
-            bounds[over(BARE, BARE_LIMIT)] = Limit(of=BARE, plus_us=BARE_LIMIT)
-        else:
+        if not (backward and own_thread):
             limit = BACKWARD_LIMIT if backward else FORWARD_LIMIT
-            bounds[over(EMPTY, limit)] = Limit(of=EMPTY, plus_us=limit)
+            bounds[over_empty(limit)] = Limit(of=EMPTY, plus_us=limit)
         count = 0
     else:
         # x in and y out; the backward reads dy too.

@@ -7,7 +7,6 @@ torch = pytest.importorskip("torch")
 from cudnn_causal_conv import _bench_work as work
 from cudnn_causal_conv._bench import (
     BACKWARD_LIMIT,
-    BARE_LIMIT,
     FORWARD_LIMIT,
     HOST_BOUND,
     HOST_BOUND_UPDATES,
@@ -31,14 +30,6 @@ def host_times(calls):
     return found
 
 
-def functions(inputs):
-    return {
-        "ours": work.ours,
-        "empty": work.empty_function(inputs),
-        "bare": work.bare_function(inputs),
-    }
-
-
 @pytest.fixture(params=["rows", "channel-last"])
 def inputs(request):
     return work.make_inputs(HOST_BOUND, "cuda", request.param, grad=True)
@@ -46,27 +37,17 @@ def inputs(request):
 
 def test_forward(inputs):
     operands = inputs.x, inputs.weight, inputs.bias
-    made = functions(inputs)
-    us = host_times({name: lambda f=made[name]: f(*operands) for name in ("ours", "empty")})
+    empty = work.empty_function(inputs)
+    us = host_times({"ours": lambda: work.ours(*operands), "empty": lambda: empty(*operands)})
     assert us["ours"] - us["empty"] <= FORWARD_LIMIT
 
 
-def backward_times(inputs, own_thread):
-    made = functions(inputs).items()
-    return host_times(
-        {name: work.gradients_call(f, inputs, own_thread=own_thread) for name, f in made}
-    )
-
-
 def test_backward_in_the_calling_thread(inputs):
-    us = backward_times(inputs, own_thread=False)
+    functions = {"ours": work.ours, "empty": work.empty_function(inputs)}
+    us = host_times(
+        {n: work.gradients_call(f, inputs, own_thread=False) for n, f in functions.items()}
+    )
     assert us["ours"] - us["empty"] <= BACKWARD_LIMIT
-
-
-def test_backward_in_the_thread_of_the_device(inputs):
-    """Its caches are cold for every call, whatever the body: the bare one says how much of the time that is."""
-    us = backward_times(inputs, own_thread=True)
-    assert us["ours"] - us["bare"] <= BARE_LIMIT
 
 
 def test_update():

@@ -6,6 +6,7 @@ from cudnn_core.bench import tuning
 from cudnn_core.bench.protocol import WrongResult
 from cudnn_core.bench.tuning import kernel_of, label
 from cudnn_core.hopper.tile import why_not
+from cudnn_core.hopper.workspace import flag_bytes
 from cudnn_gemm_dense import _bench, _bench_tune, kernels
 
 TUNINGS = {made.name: made for made in _bench.tunings()}
@@ -140,8 +141,9 @@ def test_a_subject_calls_with_the_tile_it_is_given(name, on_the_host):
     assert (config.product.tile, config.product.split) == kernel_of(rule)
     assert len(tensors) == len(config.order) and numbers == (128**-0.5,)
     assert tuple(tensors[-1].shape) == (40, 96, 1)
-    # Partial tiles of this tile for every multiprocessor.
-    assert workspaces[0].nbytes == 132 * rule.tile.bm * rule.tile.bn * 4
+    # Partial tiles of this tile, and flags, for every multiprocessor.
+    partials = 132 * rule.tile.bm * rule.tile.bn * 4
+    assert [w.nbytes for w in workspaces] == [partials + flag_bytes(rule.tile, 132)]
     Work.factor = 1.1
     with pytest.raises(WrongResult, match="c_tensor"):
         subject.check(rule)

@@ -31,7 +31,6 @@ from .prepared import (
     explain,
     full_shape,
     launcher,
-    launcher_in,
     without_absent,
     workspace_bytes,
 )
@@ -333,7 +332,8 @@ class OpClass(APIBase):
         )
         self._sample_names = tuple(samples)
         self._attributes = attributes
-        self._launchers: dict[Any, Callable[..., None]] = {}
+        self._launchers: dict[type, Callable[..., None]] = {}
+        self._launchers_in: dict[type, Callable[..., None]] = {}
         # (address, bytes) of the workspace that was last looked at.
         self._seen_workspace: tuple[int, int] | None = None
 
@@ -397,7 +397,8 @@ class OpClass(APIBase):
         if workspace is None:
             launch, given = self._launchers.get(type(tensors[0])) or self._launcher(tensors), ()
         else:
-            launch, given = self._launcher_in(tensors), (self._bytes_of(workspace, tensors),)
+            launch = self._launchers_in.get(type(tensors[0])) or self._launcher(tensors, True)
+            given = (self._bytes_of(workspace, tensors),)
         try:
             for index, shape in self._unchecked:
                 if tensors[index].shape != shape:
@@ -412,24 +413,17 @@ class OpClass(APIBase):
                 raise
             launch(seen, stream, numbers, *given)
 
-    def _launcher(self, tensors: tuple[Any, ...]) -> Callable[..., None]:
-        """The way to the executable for arrays of one type, remembered. JAX arrays cannot be written."""
-        return self._remember(type(tensors[0]), launcher, tensors)
+    def _launcher(self, tensors: tuple[Any, ...], given: bool = False) -> Callable[..., None]:
+        """The way to the executable for arrays of one type, remembered; given: in the caller's workspace.
 
-    def _launcher_in(self, tensors: tuple[Any, ...]) -> Callable[..., None]:
-        """The same with a workspace that the caller gives."""
-        key = (type(tensors[0]), "workspace")
-        return self._launchers.get(key) or self._remember(key, launcher_in, tensors)
-
-    def _remember(
-        self, key: Any, make: Callable[..., Callable[..., None]], tensors: tuple[Any, ...]
-    ) -> Callable[..., None]:
+        JAX arrays cannot be written.
+        """
         self._require_compiled()
         self._verify(tensors)
         adapter = adapter_of(tensors[0])
         # A descriptor may have said "cuda" and left the ordinal to the tensors.
         problem = replace(self._problem, device=adapter.device(tensors[0]))
-        launch = make(self.op, adapter, problem, self._engine, self._executable)
+        launch = launcher(self.op, adapter, problem, self._engine, self._executable, given)
         launch = without_absent(self.op, problem, launch)
         if self._engine.platform == "cpu":
             checked = launch
@@ -440,7 +434,8 @@ class OpClass(APIBase):
                 self._verify(tensors)
                 checked(tensors, stream, numbers, *buffer)
 
-        self._launchers[key] = launch
+        known = self._launchers_in if given else self._launchers
+        known[type(tensors[0])] = launch
         return launch
 
     def _bytes_of(self, workspace: Any, tensors: tuple[Any, ...]) -> Any:

@@ -184,29 +184,23 @@ def launcher(
     problem: Problem,
     engine: Engine,
     executable: Callable[..., None] | None,
+    given: bool = False,
 ) -> Callable[..., None]:
     """launch(tensors, stream, numbers=()): the shortest way from tensors of this adapter to the executable.
 
-    tensors: the operands that are present, in contract order. Each call has scratch memory of its own.
+    tensors: the operands that are present, in contract order. Each call has scratch memory of its own. given: it is
+    launch(tensors, stream, numbers, buffer) instead, with the caller's flat bytes as scratch memory: `workspace_bytes`
+    of the engine's workspaces at least, None where there are none.
     """
     call = callable_of(op, adapter, problem, engine, executable)
-    scratch = scratch_maker(adapter, problem, engine)
-    return adapter.launcher(call, problem.device, engine.scalars(problem), scratch)
+    scratch = None if given else scratch_maker(adapter, problem, engine)
+    launch = adapter.launcher(call, problem.device, engine.scalars(problem), scratch)
+    return _launcher_in(launch, adapter, problem, engine) if given else launch
 
 
-def launcher_in(
-    op: Op,
-    adapter: Adapter,
-    problem: Problem,
-    engine: Engine,
-    executable: Callable[..., None] | None,
+def _launcher_in(
+    launch: Callable[..., None], adapter: Adapter, problem: Problem, engine: Engine
 ) -> Callable[..., None]:
-    """launch(tensors, stream, numbers, buffer): as `launcher`, with the caller's flat bytes as scratch memory.
-
-    buffer: `workspace_bytes` of the engine's workspaces at least; None where there are none.
-    """
-    call = callable_of(op, adapter, problem, engine, executable)
-    launch = adapter.launcher(call, problem.device, engine.scalars(problem))
     cut = workspace_cutter(adapter, engine.workspaces(problem))
 
     def launch_in(

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent
 FAMILIES = ("gemm-dense", "gemm-grouped", "proj-rope", "causal-conv", "attention")
 PACKAGES = ("cudnn-core", *(f"cudnn-{family}" for family in FAMILIES))
 FRAMEWORKS = ("torch", "jax")
-CPU = "not compile and not compile_all and not gpu"
+CPU = "not compile and not compile_all and not gpu and not host_time"
 
 nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = True

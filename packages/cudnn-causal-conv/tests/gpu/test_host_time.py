@@ -1,4 +1,4 @@
-"""What calls cost on the host, as `cudnn bench` measures it. To be run alone: a busy machine makes it fail."""
+"""What calls cost on the host, as `cudnn bench` measures it. A tier of its own: a busy machine makes it fail."""
 
 import pytest
 
@@ -13,19 +13,13 @@ from cudnn_causal_conv._bench import (
     UPDATE_LIMIT,
 )
 from cudnn_core.bench.device import Cuda
-from cudnn_core.bench.timing import host_seconds
+from cudnn_core.bench.timing import host_times
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.host_time
 
 
-def host_times(calls):
-    """Microseconds by name: the best of three medians, measured in turn, as what else runs comes and goes."""
-    clock = Cuda()
-    for call in calls.values():
-        for _ in range(50):
-            call()
-    rounds = [{name: host_seconds(clock, call) for name, call in calls.items()} for _ in range(3)]
-    found = {name: 1e6 * min(each[name] for each in rounds) for name in calls}
+def microseconds(calls):
+    found = {name: 1e6 * seconds for name, seconds in host_times(Cuda(), calls).items()}
     print({name: round(us, 2) for name, us in found.items()})
     return found
 
@@ -38,18 +32,18 @@ def inputs(request):
 def test_forward(inputs):
     operands = inputs.x, inputs.weight, inputs.bias
     empty = work.empty_function(inputs)
-    us = host_times({"ours": lambda: work.ours(*operands), "empty": lambda: empty(*operands)})
+    us = microseconds({"ours": lambda: work.ours(*operands), "empty": lambda: empty(*operands)})
     assert us["ours"] - us["empty"] <= FORWARD_LIMIT
 
 
 def test_backward_in_the_calling_thread(inputs):
     functions = {"ours": work.ours, "empty": work.empty_function(inputs)}
-    us = host_times(
+    us = microseconds(
         {n: work.gradients_call(f, inputs, own_thread=False) for n, f in functions.items()}
     )
     assert us["ours"] - us["empty"] <= BACKWARD_LIMIT
 
 
 def test_update():
-    us = host_times({"update": work.update_trial(HOST_BOUND_UPDATES, "cuda", graph=False).ours})
+    us = microseconds({"update": work.update_trial(HOST_BOUND_UPDATES, "cuda", graph=False).ours})
     assert us["update"] <= UPDATE_LIMIT

@@ -26,6 +26,36 @@ def test_device_time_is_without_the_hosts_however_slow_it_is(clock, host):
     assert clock.idles == pytest.approx([2 * host * MICRO] * 3)
 
 
+@pytest.mark.parametrize("interrupted", [3, 7, 8, 9])
+def test_an_interrupted_sample_is_taken_again(clock, interrupted):
+    """The host stops for 500 us in one call: of those that tell the lead, or of those that are timed."""
+    calls = [0]
+
+    def call():
+        calls[0] += 1
+        clock.host += 500 * MICRO * (calls[0] == interrupted + 1)
+        clock.call("f", 10 * MICRO, 25 * MICRO)()
+
+    sample = timing.device_sampler(clock, call)
+    assert [sample() for _ in range(3)] == pytest.approx([25 * MICRO] * 3)
+    assert min(clock.idles) == clock.idles[0] == pytest.approx(20 * MICRO)
+    timed = interrupted >= timing.WARM_UP + timing.TRIAL_CALLS
+    assert len(clock.idles) == 3 + timed
+    assert max(clock.idles) == pytest.approx((40 if timed else 20) * MICRO)
+
+
+def test_a_call_that_waits_for_the_device_is_timed_all_the_same(clock):
+    """No lead is long enough for it: the host's share belongs to it."""
+
+    def call():
+        clock.call("f", 10 * MICRO, 25 * MICRO)()
+        clock.drain()
+
+    sample = timing.device_sampler(clock, call)
+    assert sample() == sample() == pytest.approx(25 * MICRO)
+    assert len(clock.idles) == 2 * timing.TRIES
+
+
 def test_every_timed_call_comes_after_a_sweep(clock):
     sample = timing.device_sampler(clock, clock.call("f", 1e-6, 1e-6))
     clock.log.clear()
@@ -76,14 +106,32 @@ def test_a_train_gives_the_slope(clock):
 
 def test_host_time_leaves_the_device_out(clock):
     call = clock.call("f", 3 * MICRO, 80 * MICRO)
-    assert timing.host_sampler(clock, call)() == pytest.approx(3 * MICRO)
-    clock.log.clear()
     assert timing.host_seconds(clock, call) == pytest.approx(3 * MICRO)
     warm, calls = timing.WARM_UP, timing.HOST_CALLS
     assert clock.log.count("f") == warm + calls == 1003
     assert clock.log.count("drain") == calls // timing.DRAIN + 1
     # One hundred calls between two drains, and nothing queued when they begin.
     assert clock.log[warm:][:102] == ["drain", *["f"] * 100, "drain"]
+
+
+def test_host_times_are_the_least_of_medians_in_turns(clock):
+    """Two rounds lie in a busy spell of the machine, which adds to all calls."""
+    taken = []
+
+    def call_of(name, host):
+        def run():
+            round_ = len(taken) // (2 * (timing.WARM_UP + timing.HOST_CALLS))
+            taken.append(name)
+            clock.host += host + 40 * MICRO * (round_ in (0, 3))
+
+        return run
+
+    calls = {"ours": call_of("ours", 3 * MICRO), "empty": call_of("empty", 2 * MICRO)}
+    found = timing.host_times(clock, calls)
+    assert found == pytest.approx({"ours": 3 * MICRO, "empty": 2 * MICRO})
+    turns = [name for name, after in zip(taken, [*taken[1:], None], strict=True) if name != after]
+    assert len(taken) == 2 * timing.HOST_ROUNDS * (timing.WARM_UP + timing.HOST_CALLS)
+    assert turns[:2] == ["ours", "empty"] and len(turns) <= 2 * timing.HOST_ROUNDS
 
 
 def test_roofline_is_the_longer_of_arithmetic_and_traffic():

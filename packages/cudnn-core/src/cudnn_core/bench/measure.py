@@ -10,7 +10,7 @@ from typing import Any
 
 from .protocol import Absent, Call, Case, Limit, Maker, Train, Trial, WrongResult
 from .results import Row, make_row
-from .timing import SAMPLERS, Clock, Effort, host_seconds, medians, roofline
+from .timing import Clock, Effort, device_times, host_seconds, host_times, roofline
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -76,9 +76,10 @@ class Bench:
             if trial.host is not None:
                 trial.host()()
             return Outcome(case, CHECKED, absent=absent)
-        sampler = SAMPLERS[case.clock]
-        samplers = {name: sampler(self.clock, call) for name, call in calls.items()}
-        times = medians(self.clock, samplers, self.effort)
+        if case.clock == "host":
+            times = host_times(self.clock, calls)
+        else:
+            times = device_times(self.clock, calls, self.effort)
         peers = {name: times[name] for name in trial.peers if name in times}
         bounds = self._bounds(trial, times)
         host = self._host(case, trial, times)

@@ -11,9 +11,13 @@ from typing import Any, Protocol
 
 from .protocol import Call, Train
 
-# Host time is the median of this many calls at a tiny size; the queue is drained after each hundred.
+# Host time is the median of this many calls; the queue is drained after each hundred.
 HOST_CALLS, DRAIN = 1000, 100
+# Such medians are taken so many times, in turns: whatever else the machine does only adds, so the least counts.
+HOST_ROUNDS = 5
 WARM_UP = 3
+# Calls whose median tells how long the host needs for one, and how often a sample that came too late is taken again.
+TRIAL_CALLS, TRIES = 5, 5
 # Calls in a train of those that events cannot time; the second is twice as long.
 SHORT_TRAIN = 5
 
@@ -68,10 +72,23 @@ def medians(clock: Clock, samplers: Mapping[str, Sampler], effort: Effort) -> di
     rounds = min(effort.most, max(effort.least, int(effort.seconds / spent)))
     values: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(rounds):
-        turn = round_ % len(names)
-        for name in (*names[turn:], *names[:turn]):
+        for name in _turn(names, round_):
             values[name].append(samplers[name]())
     return {name: statistics.median(found) for name, found in values.items()}
+
+
+def _turn(names: list[str], round_: int) -> list[str]:
+    """All names, each round beginning with another one."""
+    first = round_ % len(names)
+    return names[first:] + names[:first]
+
+
+def device_times(
+    clock: Clock, calls: Mapping[str, Call | Train], effort: Effort
+) -> dict[str, float]:
+    """Median device time of each call, the calls in turns."""
+    samplers = {name: device_sampler(clock, call) for name, call in calls.items()}
+    return medians(clock, samplers, effort)
 
 
 def device_sampler(clock: Clock, call: Call | Train) -> Sampler:
@@ -81,21 +98,35 @@ def device_sampler(clock: Clock, call: Call | Train) -> Sampler:
     for _ in range(WARM_UP):
         call()
     clock.drain()
-    start = clock.now()
-    call()
     # The device idles for twice the time that the host needs, so the kernels are queued when the first event passes.
-    lead = 2 * (clock.now() - start)
-    clock.drain()
+    lead = 2 * statistics.median(_once(clock, call) for _ in range(TRIAL_CALLS))
 
     def sample() -> float:
-        clock.idle(lead)
-        start = clock.mark()
-        call()
-        end = clock.mark()
-        clock.drain()
+        wait = lead
+        for _ in range(TRIES):
+            clock.idle(wait)
+            began = clock.now()
+            start = clock.mark()
+            call()
+            end = clock.mark()
+            late = clock.now() - began > wait
+            clock.drain()
+            if not late:
+                break
+            # The host was interrupted, and its share may be in the number. A call that waits for the device is always
+            # late: its share belongs there.
+            wait *= 2
         return clock.between(start, end)
 
     return sample
+
+
+def _once(clock: Clock, call: Call) -> float:
+    start = clock.now()
+    call()
+    took = clock.now() - start
+    clock.drain()
+    return took
 
 
 def slope(clock: Clock, train: Train, length: int = SHORT_TRAIN) -> float:
@@ -111,28 +142,20 @@ def slope(clock: Clock, train: Train, length: int = SHORT_TRAIN) -> float:
     return (took[1] - took[0]) / length
 
 
-def host_sampler(clock: Clock, call: Call, calls: int = DRAIN) -> Sampler:
-    """Median time until an asynchronous call returns, of one hundred, the queue drained before them."""
-    for _ in range(WARM_UP):
-        call()
-
-    def sample() -> float:
-        clock.drain()
-        times = []
-        for _ in range(calls):
-            start = clock.now()
-            call()
-            times.append(clock.now() - start)
-        return statistics.median(times)
-
-    return sample
-
-
-SAMPLERS = {"device": device_sampler, "host": host_sampler}
+def host_times(
+    clock: Clock, calls: Mapping[str, Call], rounds: int = HOST_ROUNDS
+) -> dict[str, float]:
+    """Of each call the least of so many `host_seconds`, the calls in turns."""
+    names = list(calls)
+    found = dict.fromkeys(names, math.inf)
+    for round_ in range(rounds):
+        for name in _turn(names, round_):
+            found[name] = min(found[name], host_seconds(clock, calls[name]))
+    return found
 
 
 def host_seconds(clock: Clock, call: Call) -> float:
-    """Median host time of HOST_CALLS asynchronous calls, the queue drained every DRAIN."""
+    """Median time until an asynchronous call returns, of HOST_CALLS, the queue drained every DRAIN."""
     for _ in range(WARM_UP):
         call()
     times = []

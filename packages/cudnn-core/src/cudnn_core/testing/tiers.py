@@ -1,4 +1,4 @@
-"""The test tiers: what a test marked `gpu` or `compile` needs, and why it is skipped without it.
+"""The test tiers: what a test marked `gpu`, `host_time` or `compile` needs, and why it is skipped without it.
 
 May import the standard library, pytest and `cudnn_core.device_info`. A package's
 `tests/conftest.py` takes its hook from here.
@@ -12,7 +12,7 @@ import pytest
 
 @functools.cache
 def why_no_hopper():
-    """Why `gpu` tests cannot run here, or None when device 0 is a Hopper GPU."""
+    """Why `gpu` and `host_time` tests cannot run here, or None when device 0 is a Hopper GPU."""
     from cudnn_core.device_info import device_info
 
     try:
@@ -32,6 +32,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         for marker, why in (
             ("gpu", why_no_hopper),
+            ("host_time", why_no_hopper),
             ("compile", why_no_compiler),
             ("compile_all", why_no_compiler),
         ):

@@ -82,6 +82,12 @@ def low_e2m1(byte):
     return halves(((byte * U32(CODE_SIGNS)) & U32(0x80008000)) | fields)
 
 
+def e2m1_pair(word, index):
+    """(low half, high half): codes `index` and `index` + 4 of a word, times 2^-126."""
+    fields = shifted(word, 6 - 4 * index) & U32(FIELDS)
+    return halves((shifted(word, 12 - 4 * index) & U32(0x80008000)) | fields)
+
+
 def raised(low, lacking=0):
     """Times 2^126, or `lacking` powers of two less, as float64."""
     return mul_bf16(low, U32(RAISE - (lacking << 7)))

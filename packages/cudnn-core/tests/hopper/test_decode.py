@@ -156,24 +156,51 @@ def test_the_model_has_the_device_constants():
     assert decode.RAISE == model.RAISE * 0x10001
 
 
-@pytest.mark.parametrize(
-    ("element", "scale", "vec"),
-    [
-        ("float8_e4m3fn", "float8_e8m0fnu", 32),
-        ("float4_e2m1fn", "float8_e8m0fnu", 32),
-        ("float4_e2m1fn", "float8_e4m3fn", 16),
-    ],
-)
-def test_each_k_step_has_its_own_scales(element, scale, vec):
+def test_codes_of_a_word_come_in_pairs():
+    low, words = low_codes(), np.random.default_rng(0).integers(0, 2**32, 5000, np.uint32)
+    for index in range(4):
+        for half, code in enumerate((index, index + 4)):
+            want = low[(words >> np.uint32(4 * code)) & np.uint32(15)]
+            np.testing.assert_array_equal(model.e2m1_pair(words, index)[half], want)
+
+
+DECODERS = [
+    ("float8_e4m3fn", "float8_e8m0fnu", 32),
+    ("float8_e5m2", "float8_e8m0fnu", 32),
+    ("float4_e2m1fn", "float8_e8m0fnu", 32),
+    ("float4_e2m1fn", "float8_e8m0fnu", 16),
+    ("float4_e2m1fn", "float8_e4m3fn", 16),
+]
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_threads_have_what_lies_together(decoder):
+    """Each element once; a thread's places hold its quarter, and of each half of that under one scale."""
     pytest.importorskip("cutlass")
     from cudnn_core.hopper.decode import Decoder
 
-    decoder = Decoder(element, scale, vec)
-    found = [
-        block
-        for half in range(decoder.halves)
-        for pair in range(2)
-        for block in decoder.pair_blocks(half, pair)
-    ]
-    assert found == [16 * step // vec for step in range(decoder.tile_k // 16)]
-    assert decoder.blocks == found[-1] + 1
+    decoder = Decoder(*decoder)
+    order = np.array(decoder.order())
+    assert sorted(order) == list(range(decoder.tile_k))
+    place = np.arange(decoder.tile_k)
+    thread = place % 8 // 2
+    np.testing.assert_array_equal(order // (decoder.tile_k // 4), thread)
+    block = decoder.first_block(thread) + (place // 64 if decoder.share_blocks > 1 else 0)
+    np.testing.assert_array_equal(order // decoder.sf_vec, block)
+    assert decoder.blocks == block.max() + 1
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_pieces_of_eight_have_one_order(decoder):
+    """What `Expand.store` goes by: where the first piece of a raw stage has its pairs, others have theirs."""
+    pytest.importorskip("cutlass")
+    from cudnn_core.hopper.decode import Decoder
+
+    decoder = Decoder(*decoder)
+    order, share = np.array(decoder.order()), decoder.tile_k // 4
+    first = np.flatnonzero(order[::2] < 8) * 2
+    assert len(first) == 4 and (order[first + 1] < 8).all()
+    for k in range(0, decoder.tile_k, 8):
+        place = 4 * (k % share) + 2 * (k // share)
+        for pair in (0, 1):
+            np.testing.assert_array_equal(order[place + first + pair], k + order[first + pair])

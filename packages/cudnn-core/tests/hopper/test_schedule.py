@@ -150,3 +150,22 @@ def test_stream_k_leaves_at_most_one_partial_tile_a_walker():
         for walker, *_, is_last in found:
             assert is_last or walker not in seen
             seen.add(walker)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "k", "limit", "count"),
+    [(16, 14336, 132, 14), (32, 8192, 132, 16), (4, 4096, 33, 4), (1, 1280, 10, 1)],
+)
+def test_stream_k_gives_equal_parts_of_one_tile_where_few_walkers_are_lost(tiles, k, limit, count):
+    found = parts((TILE.bm * tiles, TILE.bn, k, 1), limit, 1)
+    assert {k_count for *_, k_count, _, _ in found} == {128 * count}
+    assert len({walker for walker, *_ in found}) == len(found) == tiles * k // (128 * count)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "k", "limit"),
+    [(112, 4096, 132), (16, 14208, 132), (5, 4096, 9)],
+)
+def test_stream_k_uses_all_walkers_where_many_would_be_lost_or_parts_are_unequal(tiles, k, limit):
+    found = parts((TILE.bm * tiles, TILE.bn, k, 1), limit, 1)
+    assert {walker for walker, *_ in found} == set(range(limit))

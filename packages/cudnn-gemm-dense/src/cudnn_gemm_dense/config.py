@@ -84,7 +84,8 @@ class Product:
                 continue
             # Only 16-bit operands reach the tensor core with contiguous rows.
             fits = fits or side.dtype in ("float16", "bfloat16")
-            as_it_is = side.scale is None and side.dtype == target and fits
+            # What meets decoded weights takes on their order.
+            as_it_is = side.scale is None and side.dtype == target and fits and not self.decodes
             made.append(None if as_it_is else target)
         return tuple(made)
 

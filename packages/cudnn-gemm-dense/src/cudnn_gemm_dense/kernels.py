@@ -14,7 +14,7 @@ from cudnn_core.cache import KernelSource
 from cudnn_core.contract import Contract, Problem, ScaleFactor, Signature
 from cudnn_core.device_info import device_info
 from cudnn_core.engine import Workspace
-from cudnn_core.hopper.rules import SQUARE, UNIT, WIDE, choose, rules_for
+from cudnn_core.hopper.rules import EVENED, SQUARE, UNIT, WIDE, choose, rules_for
 from cudnn_core.hopper.tile import ACCUMULATORS, ROOMY_SUMS, TileConfig
 from cudnn_core.hopper.workspace import expanded_bytes, flag_bytes, following, partial_bytes
 from cudnn_core.plan import Plan
@@ -274,7 +274,10 @@ def longest_sum(
     if tiles >= multiprocessors:
         return k
     units = tiles * -(-k // UNIT)
-    return min(k, UNIT * -(-units // max(1, min(multiprocessors, units // split))))
+    sharers = max(1, min(multiprocessors, units // split))
+    if sharers // tiles * tiles * EVENED[1] >= sharers * EVENED[0]:
+        sharers = sharers // tiles * tiles
+    return min(k, UNIT * -(-units // sharers))
 
 
 def amax_examples(contract: Contract, everything: bool) -> Iterator[tuple[str, Problem]]:

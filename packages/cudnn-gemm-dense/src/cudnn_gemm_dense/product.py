@@ -139,7 +139,8 @@ class Multiply:
         used, expands, written = Int64(0), [], []
         for name, target in zip("ab", product.treatments, strict=True):
             if cutlass.const_expr(target is not None):
-                expand = Expand(block_scaled(getattr(product, name), product.batch), target)
+                meets = body.weights.decoder if product.decodes and name == "a" else None
+                expand = Expand(block_scaled(getattr(product, name), product.batch), target, meets)
                 place = (tensors["workspace"].iterator + used).align(16)
                 args, made = expand.prepare(sides[name], tensors.get(f"sf{name}"), place)
                 expands.append(expand)
@@ -152,7 +153,7 @@ class Multiply:
         if cutlass.const_expr(product.decodes):
             a = body.activations.prepare(sides["a"], tile.bm)
             b = body.weights.prepare(sides["b"], tensors["sfb"], tile.bn)
-            return Operands(b, a, a.extent, b.extent, a.k), regions
+            return Operands(b, a, a.extent, b.extent, b.k), regions
         a, b = body.a.prepare(sides["a"], tile.bm), body.b.prepare(sides["b"], tile.bn)
         return Operands(a, b, a.extent, b.extent, a.k), regions
 

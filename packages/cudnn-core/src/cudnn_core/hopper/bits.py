@@ -185,11 +185,6 @@ def load_shared_u16(address: Int32) -> Int32:
     return _load_shared(address, "u16")
 
 
-def load_shared_u32(address: Int32) -> Int32:
-    """Four bytes of shared memory."""
-    return _load_shared(address, "b32")
-
-
 @dsl_user_op
 def load_shared_v4(address: Int32, *, loc=None, ip=None) -> tuple[Int32, Int32, Int32, Int32]:
     """Sixteen bytes of shared memory as four words."""
@@ -230,11 +225,12 @@ def _load_global(address, count: cutlass.Constexpr, *, loc=None, ip=None) -> tup
 
 @dsl_user_op
 def store_global(address, words: list, *, loc=None, ip=None) -> None:
-    """Two or four words to global memory."""
+    """One, two or four words to global memory."""
     operands = [cutlass.Int64(address).ir_value(loc=loc, ip=ip)]
     operands += [Int32(v).ir_value(loc=loc, ip=ip) for v in words]
     count = len(words)
-    text = f"st.global.v{count}.b32 [$0], {vector(1, count)};"
+    size = f".v{count}" if count > 1 else ""
+    text = f"st.global{size}.b32 [$0], {vector(1, count)};"
     asm(None, operands, text, ",".join(["l"] + ["r"] * count))
 
 

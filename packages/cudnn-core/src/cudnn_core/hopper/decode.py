@@ -92,6 +92,12 @@ def e2m1_to_bf16(word: Int32) -> list[Int32]:
     return [raised(low_e2m1(shift_left(word, -8 * i) & 0xFF)) for i in range(4)]
 
 
+def e2m1_pair(word: Int32, index: int) -> Int32:
+    """Codes `index` and `index` + 4 of a word's eight, times 2^-126, as a pair of BF16."""
+    fields = shift_left(word, 6 - 4 * index) & FIELDS
+    return merge_masked(shift_left(word, 12 - 4 * index), SIGNS, fields)
+
+
 def raised(pair: Int32, lacking: int = 0) -> Int32:
     """Times 2^126, or `lacking` powers of two less, exactly."""
     return mul_bf16x2(pair, Int32(RAISE - lacking * (0x10001 << 7)))
@@ -101,11 +107,13 @@ def raised(pair: Int32, lacking: int = 0) -> Int32:
 class Decoder:
     """An element format with its scale format.
 
-    A raw stage is 64 bytes of a row. The tensor core takes 16 K elements a step; of them the four
-    threads of a quad hold 2t, 2t+1 and 2t+8, 2t+9. Its share of a half a thread has in words:
+    A raw stage is 64 bytes of a row, of which each of the four threads of a quad has a quarter: four
+    words. The tensor core takes 16 K elements a step; of them thread t holds 2t, 2t+1 and 2t+8, 2t+9.
+    What the sum does not care about is which elements these are, as long as both sides agree; so they
+    are those that lie together (`order`):
 
-        8-bit   word s is step s: elements 2t, 2t+8, 2t+1, 2t+9 (so that `expand` finds pairs)
-        FP4     bytes, one a word: words 2s and 2s+1 are elements 2t, 2t+1 and 2t+8, 2t+9 of step s
+        8-bit   word s is step s: its bytes 0, 2 and 1, 3
+        FP4     word q is steps 2q and 2q+1: its codes 0, 4 and 1, 5, then 2, 6 and 3, 7
     """
 
     element: str
@@ -125,10 +133,20 @@ class Decoder:
         """K elements of a raw stage."""
         return 512 // self.bits
 
-    @property
-    def words(self) -> int:
-        """Words of a thread's share of one row in 64 K elements."""
-        return 4 if self.bits == 8 else 8
+    def order(self) -> list[int]:
+        """Which K element of a raw stage the tensor core takes at each place."""
+        found = []
+        for place in range(self.tile_k):
+            step, within = divmod(place, 16)
+            half, rest = divmod(within, 8)
+            thread, second = divmod(rest, 2)
+            share = self.tile_k // 4 * thread
+            if self.bits == 8:
+                found.append(share + 4 * step + half + 2 * second)
+            else:
+                word, odd = divmod(step, 2)
+                found.append(share + 8 * word + 2 * odd + half + 4 * second)
+        return found
 
     @property
     def halves(self) -> int:
@@ -155,10 +173,14 @@ class Decoder:
         """The scale code of 1."""
         return 127 if self.scale == "float8_e8m0fnu" else 0x38
 
-    def pair_blocks(self, half: int, pair: int) -> tuple[int, int]:
-        """The blocks of the two K steps of pair `pair` (32 elements) of half `half`."""
-        first = 64 * half + 32 * pair
-        return first // self.sf_vec, (first + 16) // self.sf_vec
+    @property
+    def share_blocks(self) -> int:
+        """Scales of a thread's share of a row in a raw stage: one a half, or one."""
+        return max(1, self.tile_k // 4 // self.sf_vec)
+
+    def first_block(self, lane4: Int32) -> Int32:
+        """The block with which the share of a quad's thread begins."""
+        return lane4 * (self.tile_k // 4) // self.sf_vec
 
     @property
     def lacking(self) -> int:
@@ -166,10 +188,11 @@ class Decoder:
         return LACKING[self.scale] if self.bits == 4 else 0
 
     def unusual(self, codes: list) -> Boolean:
-        """FP4: whether a byte of some word is no usual scale code."""
+        """FP4: whether a scale of some row is no usual one; codes: a word a row."""
         first, end = USUAL[self.scale]
         found = Int32(0)
-        for word in codes:
+        # Two rows a word. Bytes that are none are zeros, which are usual where rows have one code.
+        for word in (a | shift_left(b, 16) for a, b in zip(codes[::2], codes[1::2], strict=True)):
             # Bytes without their top bit, or with it set, cannot carry into others.
             above = (word & 0x7F7F7F7F) + (-end % 128) * 0x01010101
             found = found | (above & word if end > 128 else above | word)
@@ -177,63 +200,51 @@ class Decoder:
                 found = found | ~((word | Int32(signed(BYTE_SIGNS))) - first * 0x01010101)
         return (found & Int32(signed(BYTE_SIGNS))) != 0
 
-    def factors(self, codes: list, half: int, pair: int) -> list:
-        """What `pair_words` multiplies the two K steps of a pair with.
-
-        Two scales are made at once, neighbours along K.
-        """
-        made = []
+    def factor(self, code: Int32, half: int) -> Int32:
+        """What `pair_words` multiplies a half of a row's share with."""
         shift, base = (7, self.format.gap << 7) if self.bits == 8 else FACTORS[self.scale]
-        for block in self.pair_blocks(half, pair):
-            # Bytes of both, each with zeros above.
-            low = block % 4 // 2 * 2
-            both = permute(codes[block // 4], Int32(0), Int32(0x4140 + 0x0101 * low))
-            made.append(spread(both * (1 << shift) + Int32(base * 0x10001), block % 2))
-        return made
+        if self.share_blocks == 1:
+            return spread(code * (1 << shift) + Int32(base), 0)
+        # Bytes of both, each with zeros above.
+        both = permute(code, Int32(0), Int32(0x4140))
+        return spread(both * (1 << shift) + Int32(base * 0x10001), half)
 
-    def pair_words(self, words: list, pair: int, factors, seen: Int32) -> tuple:
+    def pair_words(self, words: list, half: int, pair: int, factor: Int32, seen: Int32) -> tuple:
         """Two K steps of a half: their four registers in the tensor core's order, scaled.
 
-        Returns also `seen`, joined with what `special` needs to know (8-bit).
+        words: a row's share. Returns also `seen`, joined with what `special` needs to know (8-bit).
         """
-        made, each = [], self.words // 4
-        for step, factor in enumerate(factors):
-            first = each * (2 * pair + step)
-            if self.bits == 8:
-                lower, fields0 = self.format.expand(words[first], 0)
-                upper, fields1 = self.format.expand(words[first], 1)
+        made = []
+        if self.bits == 4:
+            made = [e2m1_pair(words[2 * half + pair], i) for i in range(4)]
+        else:
+            for word in words[2 * pair : 2 * pair + 2]:
+                lower, fields0 = self.format.expand(word, 0)
+                upper, fields1 = self.format.expand(word, 1)
                 seen = max3_u16x2(fields0, fields1, seen)
-            else:
-                lower, upper = (low_e2m1(byte) for byte in words[first : first + 2])
-            made += [mul_bf16x2(lower, factor), mul_bf16x2(upper, factor)]
-        return made, seen
+                made += [lower, upper]
+        return [mul_bf16x2(low, factor) for low in made], seen
 
-    def pair_exactly(self, words: list, half: int, pair: int, codes: list) -> list:
+    def pair_exactly(self, words: list, half: int, pair: int, code: Int32) -> list:
         """As `pair_words`, for any elements and scales."""
-        made, each = [], self.words // 4
-        for step, block in enumerate(self.pair_blocks(half, pair)):
-            first = each * (2 * pair + step)
-            if self.bits == 8:
-                scale = self.exact_scale(codes, block)
-                made += fp8_to_bf16(words[first], scale, fp8_kind(self.element), True)
-                continue
-            if self.scale == "float8_e4m3fn":
-                factor = e4m3_pair_to_bf16x2(codes[block // 4], block % 4 // 2)[block % 2]
-            else:
-                factor = bf16_pair(self.exact_scale(codes, block))
-            pairs = [raised(low_e2m1(x), self.lacking) for x in words[first : first + 2]]
-            made += [mul_bf16x2(pair, factor) for pair in pairs]
-        return made
-
-    def exact_scale(self, codes: list, block: int) -> Int32:
-        """An E8M0 scale as FP32 bits."""
-        return fp32_scale(shift_left(codes[block // 4], -8 * (block % 4)) & 0xFF)
+        if self.bits == 8:
+            scale, kind = fp32_scale(code), fp8_kind(self.element)
+            two = words[2 * pair : 2 * pair + 2]
+            return [x for word in two for x in fp8_to_bf16(word, scale, kind, True)]
+        which = half if self.share_blocks > 1 else 0
+        if self.scale == "float8_e4m3fn":
+            factor = e4m3_pair_to_bf16x2(code, 0)[which]
+        else:
+            factor = bf16_pair(fp32_scale(shift_left(code, -8 * which) & 0xFF))
+        word = words[2 * half + pair]
+        low = [raised(e2m1_pair(word, i), self.lacking) for i in range(4)]
+        return [mul_bf16x2(x, factor) for x in low]
 
     def scale_fields(self, codes: list) -> Int32:
         """8-bit elements: what a scale that is too large for a factor brings to `special`; codes: a word a row."""
         # Such a code maps to fields that are special.
-        lift = (self.format.special - (255 - self.format.gap)) * 0x10001
-        marks = [permute(word, Int32(0), Int32(0x4140)) + lift for word in codes]
+        lift = self.format.special - (255 - self.format.gap)
+        marks = [word + lift for word in codes]
         seen = Int32(0)
         for i in range(0, len(marks), 2):
             seen = max3_u16x2(marks[i], marks[min(i + 1, len(marks) - 1)], seen)

@@ -5,6 +5,7 @@ May import: the CuTe DSL, and every file of this folder except gemm.py and epilo
 Fragment rows are rows of B (weights): a consumer warpgroup decodes them into the register operand
 of WGMMA, which reads the columns, rows of A (activations), from shared memory. So an element is
 decoded once for all columns of the tile, and C comes out transposed (`orientation` "swapped").
+Threads decode elements that lie together, so both sides have K in another order (`Decoder.order`).
 A consumer works in groups, with two sets of registers in turn: half of 64 K elements of a 64-row
 block, or, where there are registers enough, all of them. A group is decoded while the tensor core runs
 the one before.
@@ -41,18 +42,17 @@ class Place(NamedTuple):
     """Where a thread's rows lie in a raw stage.
 
     data_at: its share of its first row. scales_at: as `BlockScaledOperand.scale_offsets` says.
-    downs: how far below the first its rows lie.
+    downs: how far below the first its rows lie. block: the first of its scales.
     """
 
     data_at: Int32
     scales_at: list
     downs: list[int]
+    block: Int32
 
 
 class Registers(NamedTuple):
-    """A thread's words of half a raw stage and scale codes of a whole one, by row, and the register
-    operands of both groups.
-    """
+    """A thread's words and scale codes of a raw stage, by row, and the register operands of both groups."""
 
     words: cute.Tensor
     codes: cute.Tensor
@@ -61,7 +61,7 @@ class Registers(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodedBody(Loads):
-    """Producer and consumers of one kernel: block-scaled `weights`, BF16 `activations`.
+    """Producer and consumers of one kernel: block-scaled `weights`, BF16 `activations` with K in the decoder's order.
 
     glu: fragment rows of each 64-row block hold pairs of GLU columns: of its rows, 0-31 (up) and
     32-63 (gate), row 8w+r meets row 32+8w+r as fragment rows 16w+r and 16w+8+r, a thread's two.
@@ -195,15 +195,16 @@ class DecodedBody(Loads):
         downs = [down * (r % 2) + 64 * (r // 2) for r in range(2 * tile.m_blocks)]
         return Place(
             opaque(self.weights.data_offset(row0, lane % 4)),
-            self.weights.scale_offsets(weights, tile.rows, item.n0, row0, downs),
+            self.weights.scale_offsets(weights, tile.rows, item.n0, row0, downs, lane % 4),
             downs,
+            self.weights.decoder.first_block(lane % 4),
         )
 
     def registers(self) -> Registers:
-        decoder, rows = self.weights.decoder, 2 * self.tile.m_blocks
+        rows = 2 * self.tile.m_blocks
         made = Registers(
-            cute.make_rmem_tensor((decoder.words, rows), Int32),
-            cute.make_rmem_tensor((decoder.atoms_k, rows), Int32),
+            cute.make_rmem_tensor((4, rows), Int32),
+            cute.make_rmem_tensor(rows, Int32),
             [self.fragment() for _ in range(2)],
         )
         for fragment in made.fragments:
@@ -229,7 +230,7 @@ class DecodedBody(Loads):
                     scales = self.scale_stage(raw.index, piece)
                     self.load_codes(buffers.weights, scales, place, existing, k_tile, codes)
                     known = self.known(codes)
-                self.load_words(buffers.weights, raw.index * pieces + piece, place, half, words)
+                    self.load_words(buffers.weights, raw.index * pieces + piece, place, words)
                 for group in cutlass.range_constexpr(self.groups):
                     number = unit * self.groups + group
                     # Its registers were last read two groups ago.
@@ -271,13 +272,10 @@ class DecodedBody(Loads):
         scales = self.weights.scale_stage(buffers, self.tile.rows, stage)
         for r in cutlass.range_constexpr(rows):
             base, step = place.scales_at[r]
-            found = self.weights.load_codes(scales + base + step, k_tile)
-            for w in cutlass.range_constexpr(decoder.atoms_k):
-                codes[w, r] = found[w]
+            codes[r] = self.weights.load_codes(scales + base + step, k_tile)
         if existing < decoder.blocks:
             for r in cutlass.range_constexpr(rows):
-                for w in cutlass.range_constexpr(decoder.atoms_k):
-                    codes[w, r] = self.weights.guard(codes[w, r], w, existing)
+                codes[r] = self.weights.guard(codes[r], existing - place.block)
 
     @cute.jit
     def known(self, codes):
@@ -289,11 +287,11 @@ class DecodedBody(Loads):
             return decoder.scale_fields(words)
         return not Boolean(cute.arch.vote_any_sync(decoder.unusual(words)))
 
-    def load_words(self, buffers, stage, place: Place, half: int, words) -> None:
-        """A thread's words of a half of a raw stage."""
+    def load_words(self, buffers, stage, place: Place, words) -> None:
+        """A thread's words of a raw stage."""
         data = self.weights.data_stage(buffers, self.tile.rows, stage) + place.data_at
         for r, down in enumerate(place.downs):
-            for w, word in enumerate(self.weights.load_words(data, down, half)):
+            for w, word in enumerate(self.weights.load_words(data, down)):
                 words[w, r] = word
 
     def fragment(self):
@@ -337,10 +335,10 @@ class DecodedBody(Loads):
         registers = cute.recast_tensor(fragment, Int32)
         block, pairs = self.group_shape(group)
         for v in range(2):
-            row_codes, row_words = self.row(words, codes, 2 * block + v)
+            row = 2 * block + v
+            share, factor = [words[w, row] for w in range(4)], decoder.factor(codes[row], half)
             for index, pair in enumerate(pairs):
-                factors = decoder.factors(row_codes, half, pair)
-                made, seen = decoder.pair_words(row_words, pair, factors, seen)
+                made, seen = decoder.pair_words(share, half, pair, factor, seen)
                 for i, word in enumerate(made):
                     registers[v + 2 * i + 8 * index] = word
         return seen
@@ -350,18 +348,12 @@ class DecodedBody(Loads):
         registers = cute.recast_tensor(fragment, Int32)
         block, pairs = self.group_shape(group)
         for v in range(2):
-            row_codes, row_words = self.row(words, codes, 2 * block + v)
+            row = 2 * block + v
+            share = [words[w, row] for w in range(4)]
             for index, pair in enumerate(pairs):
-                made = self.weights.decoder.pair_exactly(row_words, half, pair, row_codes)
+                made = self.weights.decoder.pair_exactly(share, half, pair, codes[row])
                 for i, word in enumerate(made):
                     registers[v + 2 * i + 8 * index] = word
-
-    def row(self, words, codes, r: int) -> tuple[list, list]:
-        """(scale codes, words) of a thread's row number r."""
-        decoder = self.weights.decoder
-        return [codes[w, r] for w in range(decoder.atoms_k)], [
-            words[w, r] for w in range(decoder.words)
-        ]
 
     def multiply(self, group: int, fragment, columns, stage, accumulators):
         """Issue one group's WGMMAs as a commit group."""

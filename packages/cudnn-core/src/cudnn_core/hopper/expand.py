@@ -4,9 +4,10 @@ May import: the CuTe DSL, arguments.py, bits.py, decode.py, operand.py, schedule
 
 Block-scaled elements become what the main loop's decoder makes of them: element * scale, rounded
 once to BF16. All other conversions are exact: FP8 to BF16 or FP16, 16 bits and BF16 values to FP32;
-any type to itself, from rows that are contiguous. One launch serves all operands of a product. A
-thread block of 256 threads works on a tile;
-every thread writes pieces of 8 elements, so that each warp fills whole sectors of memory:
+any type to itself. What meets decoded weights is written in the order in which those are decoded,
+with zeros up to a whole raw stage. One launch serves all operands of a product. A thread block of
+256 threads works on a tile; every thread writes pieces of 8 elements, so that each warp fills whole
+sectors of memory:
 
     K-major    128 rows x 256 elements of K; a warp reads and writes 256 elements of a row
     MN-major   128 rows x 128 elements of K; a thread turns 8 x 8 elements around
@@ -31,7 +32,7 @@ from .bits import (
     permute,
     store_global,
 )
-from .decode import bf16_pair, e2m1_to_bf16, fp8_kind, fp32_scale
+from .decode import Decoder, bf16_pair, e2m1_to_bf16, fp8_kind, fp32_scale
 from .operand import BlockScaledOperand
 from .schedule import at_most
 from .workspace import pitch
@@ -66,10 +67,14 @@ def bits_of(element: str) -> int:
 
 @dataclass(frozen=True)
 class Expand:
-    """Writes one operand out as `target`: "bfloat16", "float16", "float32" or the operand's own type."""
+    """Writes one operand out as `target`: "bfloat16", "float16", "float32" or the operand's own type.
+
+    meets: None, or what decodes the other side: K then has its order (BF16 only).
+    """
 
     operand: BlockScaledOperand
     target: str = "bfloat16"
+    meets: Decoder | None = None
 
     @property
     def bits(self) -> int:
@@ -116,10 +121,10 @@ class Expand:
             batch_stride=Int64(tensor.stride[batches]) * codes * self.bits // 8,
             scale_strides=scale_strides,
         )
-        line = cute.assume(Int64(pitch(depth)), divby=32)
+        line = cute.assume(Int64(pitch(depth)), divby=128)
         made = cute.make_tensor(
             cute.recast_ptr(target, dtype=DSL_TYPES[self.target]),
-            cute.make_layout((rows, depth, count), stride=(line, 1, line * rows)),
+            cute.make_layout((rows, self.depth(args), count), stride=(line, 1, line * rows)),
         )
         return args, made
 
@@ -127,8 +132,12 @@ class Expand:
         """Tiles of one batch."""
         return (args.rows + TILE_ROWS - 1) // TILE_ROWS * self.tiles_k(args)
 
+    def depth(self, args: ExpandArgs) -> Int32:
+        """Elements of K that are written."""
+        return args.k if self.meets is None else pitch(args.k)
+
     def tiles_k(self, args: ExpandArgs) -> Int32:
-        return (args.k + self.tile_k - 1) // self.tile_k
+        return (self.depth(args) + self.tile_k - 1) // self.tile_k
 
     def blocks(self, args: ExpandArgs) -> Int32:
         return self.tiles(args) * args.batches
@@ -148,17 +157,25 @@ class Expand:
         target = args.target + Int64(batch) * args.rows * pitch(args.k) * self.target_bytes
         scales = args.scales + batch * args.scale_strides[2]
         if cutlass.const_expr(self.operand.contiguous == "k"):
-            k = k0 + thread % 32 * PIECE
-            if k < args.k:
+            k = k0 + self.piece(thread % 32) * PIECE
+            if k < self.depth(args):
                 for i in cutlass.range_constexpr(TILE_ROWS // (8 * BATCH)):
                     row = row0 + thread // 32 + 8 * BATCH * i
-                    self.lines(args, source, scales, target, row, k)
+                    if row < args.rows:
+                        self.lines(args, source, scales, target, row, k)
         else:
             # A warp lies 4 pieces along K and 8 along rows, the 8 warps 4 along K and 2 along rows.
             k = k0 + (thread % 4 + thread // 64 * 4) * PIECE
             row = row0 + (thread // 4 % 8 + thread // 32 % 2 * 8) * PIECE
-            if (row < args.rows) & (k < args.k):
+            if (row < args.rows) & (k < self.depth(args)):
                 self.square(args, source, scales, target, row, k)
+
+    def piece(self, lane: Int32) -> Int32:
+        """Which piece of 32 a lane has: neighbours in the result where K has another order."""
+        if self.meets is None:
+            return lane
+        count = self.meets.tile_k // 4 // PIECE
+        return lane // (4 * count) * (4 * count) + lane % 4 * count + lane // 4 % count
 
     @cute.jit
     def scale_code(self, args, scales, row, k) -> Int32:
@@ -177,14 +194,16 @@ class Expand:
         width = cutlass.const_expr(PIECE * self.bits // 32)
         words = cute.make_rmem_tensor((width, BATCH), Int32)
         codes = cute.make_rmem_tensor(BATCH, Int32)
+        # Beyond the end, where zeros are due, another piece is read.
+        inside = k if self.meets is None else at_most(k, args.k - PIECE)
         for i in cutlass.range_constexpr(BATCH):
             # Rows beyond the end read the last one, without branches.
             line = at_most(row + 8 * i, args.rows - 1)
-            at = source + line * args.outer_stride + Int64(k) * self.bits // 8
+            at = source + line * args.outer_stride + Int64(inside) * self.bits // 8
             loaded = load_global_words(at, width)
             for w in cutlass.range_constexpr(width):
                 words[w, i] = loaded[w]
-            codes[i] = self.scale_code(args, scales, line, k)
+            codes[i] = self.scale_code(args, scales, line, inside)
         for i in cutlass.range_constexpr(BATCH):
             if row + 8 * i < args.rows:
                 piece = self.expand([words[w, i] for w in range(width)], codes[i])
@@ -201,7 +220,9 @@ class Expand:
             loaded = load_global_words(at, width)
             for w in cutlass.range_constexpr(width):
                 words[w, i] = loaded[w]
-        codes = [self.scale_code(args, scales, row + i, k) for i in range(PIECE)]
+        codes = [
+            self.scale_code(args, scales, row + i, at_most(k, args.k - 1)) for i in range(PIECE)
+        ]
         lines = [line for w in range(width) for line in self.turned(words, w)]
         for i in cutlass.range_constexpr(PIECE):
             if row + i < args.rows:
@@ -220,9 +241,31 @@ class Expand:
 
     def store(self, args, target, row, k, piece: list):
         """Eight elements of a row."""
-        at = target + (Int64(row) * pitch(args.k) + k) * self.target_bytes
-        for first in range(0, len(piece), 4):
-            store_global(at + 4 * first, piece[first : first + 4])
+        line = target + Int64(row) * pitch(args.k) * self.target_bytes
+        if self.meets is None:
+            for first in range(0, len(piece), 4):
+                store_global(line + k * self.target_bytes + 4 * first, piece[first : first + 4])
+            return
+        words = [self.existing(args, word, k + 2 * i) for i, word in enumerate(piece)]
+        share = self.meets.tile_k // 4
+        thread, within = k % self.meets.tile_k // share, k % share
+        place = k // self.meets.tile_k * self.meets.tile_k + 4 * within + 2 * thread
+        order = self.meets.order()
+        for at in range(0, self.meets.tile_k, 2):
+            first, second = order[at : at + 2]
+            if first < PIECE:
+                halves = Int32(0x7632 if first % 2 else 0x5410)
+                pair = permute(words[first // 2], words[second // 2], halves)
+                store_global(line + 2 * (place + at), [pair])
+
+    @cute.jit
+    def existing(self, args: ExpandArgs, word: Int32, k: Int32) -> Int32:
+        """Elements k and k + 1, or zeros beyond the end."""
+        if k >= args.k:
+            word = Int32(0)
+        elif k + 1 >= args.k:
+            word = word & 0xFFFF
+        return word
 
     def expand(self, words: list, code: Int32) -> list:
         """Eight elements under one scale, as words of the target."""

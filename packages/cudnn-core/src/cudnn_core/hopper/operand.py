@@ -19,9 +19,8 @@ from .bits import (
     bulk_load,
     load_shared_u8,
     load_shared_u16,
-    load_shared_u32,
+    load_shared_v4,
     opaque,
-    permute,
 )
 from .decode import Decoder
 from .matrix import GLU_ROWS
@@ -260,41 +259,35 @@ class BlockScaledOperand:
         return buffers.data_base + stage * self.data_bytes(rows)
 
     def data_offset(self, row: Int32, lane4: Int32) -> Int32:
-        """Where the share of a row of a quad's thread `lane4` begins in a stage."""
+        """Where the share of a row of a quad's thread `lane4` lies in a stage."""
         # The 64-byte swizzle of the tensor map: bits 4-5 are xored with bits 7-8.
-        at = row * ROW_BYTES + (((row >> 1) & 3) << 4)
-        return at + lane4 * (self.decoder.bits // 4)
+        return row * ROW_BYTES + ((((row >> 1) & 3) ^ lane4) << 4)
 
-    def load_words(self, at: Int32, down: int, half: int) -> list:
-        """A thread's words of half a row that lies `down` rows below, as `Decoder` wants them.
+    def load_words(self, at: Int32, down: int) -> tuple:
+        """A thread's words of a row that lies `down` rows below the one whose share is at address `at`.
 
-        at: the address of its share. Neither 8 nor 32 nor 64 rows down does a swizzle change.
+        Neither 8 nor 32 nor 64 rows down does a swizzle change.
         """
-        words = []
-        chunks = 4 // self.decoder.halves
-        for chunk in range(chunks * half, chunks * (half + 1)):
-            piece = (at ^ (16 * chunk) if chunk else at) + down * ROW_BYTES
-            if self.decoder.bits == 8:
-                lower, upper = load_shared_u16(piece), load_shared_u16(piece + 8)
-                words.append(permute(lower, upper, Int32(0x5140)))
-            else:
-                words += [load_shared_u8(piece + 4 * i) for i in range(4)]
-        return words
+        return load_shared_v4(at + down * ROW_BYTES)
 
     def scale_stage(self, buffers: OperandBuffers, rows: int, stage: Int32) -> Int32:
         """The shared-memory address of a stage's scale atoms."""
         return buffers.scale_base + stage * self.scale_bytes(rows)
 
-    def scale_offsets(self, args, rows: int, row0, row: Int32, downs: list[int]) -> list:
-        """Where the first scales of rows of a stage lie, as (a thread's number, a constant).
+    def scale_offsets(
+        self, args, rows: int, row0, row: Int32, downs: list[int], lane4: Int32
+    ) -> list:
+        """Where the scales of a quad's thread `lane4` lie in a stage, by row, as (a thread's number, a constant).
 
         row: in the tile that begins at row0; downs: how far below it the rows lie (0, 8, 32, 64 and
         sums of them).
         """
+        block = self.decoder.first_block(lane4)
+        share = (block >> 2) * ATOM_BYTES + (block & 3)
         if not self.glu:
             # Tiles of 64 rows can start in the middle of an atom.
             start = row + (row0 & 127 if rows % 128 else 0)
-            base = opaque(self.atom_offset(start >> 7, start))
+            base = opaque(self.atom_offset(start >> 7, start) + share)
             return [(base, 16 * (down % 32) + 4 * (down // 32)) for down in downs]
         made = []
         for down in downs:
@@ -303,7 +296,7 @@ class BlockScaledOperand:
             first = self.first_row(args, row0, part)
             there = first + (turn // (2 * GLU_ROWS)) * GLU_ROWS + turn % GLU_ROWS
             slot = (there >> 7) - (first >> 7) + part * self.part_atoms(rows)
-            made.append((opaque(self.atom_offset(slot, there)), 0))
+            made.append((opaque(self.atom_offset(slot, there) + share), 0))
         return made
 
     def atom_offset(self, slot: Int32, row: Int32) -> Int32:
@@ -317,24 +310,23 @@ class BlockScaledOperand:
             return (k_tile * self.decoder.blocks) & 3
         return Int32(0)
 
-    def load_codes(self, at: Int32, k_tile: Int32) -> list:
-        """Words of the scale codes of all the stage's blocks of one row.
+    def load_codes(self, at: Int32, k_tile: Int32) -> Int32:
+        """The scale codes of a thread's share of a row, in the lowest bytes.
 
-        at: the address of the row's first scale in the stage.
+        at: the address of the first one in the stage.
         """
-        if self.decoder.blocks == 2:
-            return [load_shared_u16(at + self.first_block(k_tile))]
-        return [load_shared_u32(at + i * ATOM_BYTES) for i in range(self.decoder.atoms_k)]
+        at += self.first_block(k_tile)
+        return load_shared_u8(at) if self.decoder.share_blocks == 1 else load_shared_u16(at)
 
     @cute.jit
-    def guard(self, codes: Int32, word: cutlass.Constexpr, existing: Int32) -> Int32:
-        """Word number `word` of a row's codes, with blocks past the end of K made neutral.
+    def guard(self, codes: Int32, inside: Int32) -> Int32:
+        """A thread's codes of a row, with blocks past the end of K made neutral.
 
-        Padding lies there for scales, and zeros for elements. existing: how many of the stage's
-        blocks lie inside K.
+        Padding lies there for scales, and zeros for elements. inside: how many of the blocks lie in K.
         """
-        inside = at_least(existing - 4 * word, Int32(0))
-        if inside < 4:
-            mask = (Int32(1) << (inside * 8)) - 1
-            codes = (codes & mask) | (Int32(self.decoder.neutral * 0x01010101) & ~mask)
+        count = cutlass.const_expr(self.decoder.share_blocks)
+        if inside < count:
+            mask = (Int32(1) << (at_least(inside, Int32(0)) * 8)) - 1
+            neutral = Int32(self.decoder.neutral * (0x0101 if count == 2 else 1))
+            codes = (codes & mask) | (neutral & ~mask)
         return codes

@@ -9,6 +9,8 @@ from .tile import TileConfig
 
 # K elements of stream-K's unit of work.
 UNIT = 128
+# Which share of its walkers stream-K keeps at least to give each an equal part of one tile.
+EVENED = (15, 16)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Stream-K: every walker gets the same share of the products, whatever the number of tiles.
 
-May import: the CuTe DSL, schedule.py.
+May import: the CuTe DSL, rules.py, schedule.py.
 
 A walker is a block, or a cluster and its cluster tiles. As many rounds of tiles as there are walkers
 for are walked as whole tiles. The K ranges of the tiles that are left over, cut into units, are one
@@ -19,6 +19,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
+from .rules import EVENED
 from .schedule import DenseArgs, DenseSchedule, Divisor, WorkItem, at_least, at_most
 
 # Named barriers PARTIAL + w: consumer warpgroup w has written, or may read, a partial tile.
@@ -72,6 +73,7 @@ class StreamSchedule(DenseSchedule):
         split = tiles % walkers
         total = split * units
         sharers = at_least(at_most(total // self.least, walkers), Int32(1))
+        sharers = self.evened(sharers, split, units)
         share = total // sharers
         if tiles < walkers:
             walkers = sharers
@@ -86,6 +88,15 @@ class StreamSchedule(DenseSchedule):
             cute.make_tensor(cute.recast_ptr(partials.iterator, dtype=Float32), partials.layout),
             cute.make_tensor(cute.recast_ptr(flags.iterator, dtype=Int64), flags.layout),
         )
+
+    @cute.jit
+    def evened(self, sharers: Int32, split: Int32, units: Int32) -> Int32:
+        """A few walkers less where each then has an equal part of one tile: fewer partial tiles, done at once."""
+        parts = sharers // at_least(split, Int32(1))
+        if (parts > 0) & (parts * split * EVENED[1] >= sharers * EVENED[0]):
+            if units % parts == 0:
+                sharers = parts * split
+        return sharers
 
     def walkers(self, args: StreamArgs, limit: Int32) -> Int32:
         """On the host: how many clusters to launch, which `prepare` has decided."""

@@ -14,12 +14,12 @@ def following(end):
 
 
 def pitch(k):
-    """Elements from one expanded row to the next; what lies beyond K is not defined."""
-    return (k + 31) // 32 * 32
+    """Elements from one expanded row to the next: those of whole raw stages, whose order they may have."""
+    return (k + 127) // 128 * 128
 
 
 def expanded_bytes(rows, k, batches, dtype: str = "bfloat16"):
-    """Bytes that a (rows, k, batches) operand takes, rewritten as `dtype`; a multiple of 32."""
+    """Bytes that a (rows, k, batches) operand takes, rewritten as `dtype`; a multiple of 128."""
     size = {"float32": 4, "float16": 2, "bfloat16": 2}.get(dtype, 1)
     return batches * rows * pitch(k) * size
 

@@ -109,7 +109,7 @@ def test_refusals(config, word):
         (BF16, Side(E4), "bfloat16", (None, "bfloat16")),
         (Side(E5), Side("float16"), "float16", ("float16", None)),
         (BF16, Side("float16"), "float32", ("float32", "float32")),
-        (BF16, MXFP4, "bfloat16", (None, None)),
+        (BF16, MXFP4, "bfloat16", ("bfloat16", None)),
         (MXFP8, NVFP4, "bfloat16", ("bfloat16", None)),
         (Side(E4), MXFP8, "bfloat16", ("bfloat16", None)),
         (ROWS, ROWS, "bfloat16", ("bfloat16", E4)),

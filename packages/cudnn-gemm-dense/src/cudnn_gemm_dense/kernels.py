@@ -73,16 +73,20 @@ def product_of(problem: Problem) -> Product:
 
 
 # From so many rows of activations on, expanding the weights once costs less than a main loop that decodes them; their
-# expanded form must fit this much memory. Measured on an H200 on 2026-12-02, at 4096 and 8192 rows: decoding slows the
-# main loop down by 18 to 20 % (MXFP8, NVFP4) or 8 to 11 % (MXFP4), expanding takes what 3.8 TB/s allow.
-EXPANDED_ROWS, EXPANDED_ROWS_MXFP4 = 2048, 6144
+# expanded form must fit this much memory. Measured on an H200 on 2026-12-02, at 1024, 4096 and 8192 rows: decoding
+# slows the main loop down by 5 % (MXFP8) or 3 to 4 % (FP4); expanding, and giving activations the order of decoded
+# weights, takes what 4 TB/s allow. Activations that are rewritten in any case get their order for nothing.
+EXPANDED_ROWS, EXPANDED_ROWS_MXFP4, EXPANDED_ROWS_REWRITTEN = 2048, 4096, 6144
 LARGEST_EXPANDED = 2**30
 
 
 def worth_decoding(product: Product, dims: Mapping[str, int]) -> bool:
     """Whether block-scaled weights are better decoded in the main loop than expanded ahead of it."""
     mxfp4 = (product.b.dtype, product.b.scale) == ("float4_e2m1fn", "float8_e8m0fnu")
-    few = dims["M"] < (EXPANDED_ROWS_MXFP4 if mxfp4 else EXPANDED_ROWS)
+    most = EXPANDED_ROWS_MXFP4 if mxfp4 else EXPANDED_ROWS
+    if replace(product, decode=False).treatments[0] is not None:
+        most = EXPANDED_ROWS_REWRITTEN
+    few = dims["M"] < most
     return few or expanded_bytes(dims["N"], dims["K"], dims["L"]) > LARGEST_EXPANDED
 
 

@@ -370,12 +370,10 @@ def test_a_good_workspace_is_known_again(gpu, looks):
         gpu.right(tensors)
         assert gpu.engine.given[-1] == given.data_ptr()
     assert len(looks) == 2
-    for _ in range(3 * module.KNOWN):
-        run(*tensors, workspace=gpu.array(aligned(263)))
-    for count in (1, 0):
-        before = len(looks)
-        run(*tensors, workspace=second)
-        assert len(looks) - before <= count
+    assert weakref.getweakrefcount(first) == weakref.getweakrefcount(second) == 1
+    for given in [gpu.array(aligned(263)) for _ in range(module.KNOWN)]:
+        run(*tensors, workspace=given)
+    assert weakref.getweakrefcount(first) == weakref.getweakrefcount(second) == 0
 
 
 def test_no_workspace_is_kept(place):

@@ -261,16 +261,21 @@ def without_absent(op: Op, problem: Problem, launch: Callable[..., None]) -> Cal
     if all(desc is not None for desc in problem.descs):
         return launch
     present = [index for index, desc in enumerate(problem.descs) if desc is not None]
-    names = [operand.name for operand in op.contract.operands]
-    absent = [(i, names[i]) for i in range(len(names)) if i not in present]
+    absent = [index for index, desc in enumerate(problem.descs) if desc is None]
+    pick = picker(present, len(problem.descs))
 
     def launch_present(
-        tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = (), *given: Any
+        tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = (), workspace: Any = None
     ) -> None:
-        for index, name in absent:
+        for index in absent:
             if tensors[index] is not None:
+                name = op.contract.operands[index].name
                 raise ValueError(mismatch(name, UNDECLARED, "a tensor"))
-        launch(tuple([tensors[index] for index in present]), stream, numbers, *given)
+        # Without a star, which costs a tenth of the call.
+        if workspace is None:
+            launch(pick(tensors), stream, numbers)
+        else:
+            launch(pick(tensors), stream, numbers, workspace)
 
     return launch_present
 

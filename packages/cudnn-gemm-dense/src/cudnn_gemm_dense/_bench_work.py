@@ -233,18 +233,18 @@ class ClassDoor:
         while last[-1] is None:
             last.pop()
         self._arguments = tuple(last)
-        self._workspace = {}
+        self._workspace = None
         if in_workspace:
-            buffer = torch.empty(self._op.workspace_size, dtype=torch.uint8, device=work.device)
-            self._workspace = {"workspace": buffer}
+            size = self._op.workspace_size
+            self._workspace = torch.empty(size, dtype=torch.uint8, device=work.device)
 
     @property
     def call(self) -> Callable[[], None]:
-        """The call as a user writes it."""
-        execute, arguments, workspace = self._op.execute, self._arguments, self._workspace
-        if not workspace:
-            return lambda: execute(*arguments)
-        return lambda: execute(*arguments, **workspace)
+        """The call as a user writes it, each argument by itself: a star takes a tenth of its time."""
+        names = ", ".join(f"x{index}" for index in range(len(self._arguments)))
+        last = "" if self._workspace is None else ", workspace=workspace"
+        write = eval(f"lambda execute, workspace, {names}: lambda: execute({names}{last})")
+        return write(self._op.execute, self._workspace, *self._arguments)
 
     def check(self) -> None:
         """As `Work.check`, of what a call writes into the outputs."""

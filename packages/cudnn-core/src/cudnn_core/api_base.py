@@ -138,7 +138,7 @@ def _byte_range(x: Any) -> tuple[int, int]:
 def check_workspace(buffer: Any, nbytes: int, alignment: int = 16, name: str = "workspace") -> None:
     """Checks a workspace that the caller passes: dense memory of any dtype, large enough, aligned.
 
-    `ValueError` for None when bytes are needed, for gaps, size and alignment; `TypeError` for what
+    `ValueError` for None, no memory and its alignment when bytes are needed, for gaps and size; `TypeError` for what
     is no tensor.
     """
     if buffer is None:

@@ -54,7 +54,7 @@ def launcher_in(
 
     On a GPU a workspace that was good is known again by identity, address and size. The operands' addresses are
     compared at every call only while others have a hold on its memory when it is looked at: what they hold may be an
-    operand some day. That takes 0.45 us for six, twice what the rest does, whatever makes the list.
+    operand some day. That takes 0.44 us for six where all the rest takes 0.25; no call of torch's takes less.
     """
     workspaces = workspaces_of(problem, engine)
     check = checker(adapter, problem, bytes_of(workspaces))

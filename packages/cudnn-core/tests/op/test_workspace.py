@@ -343,6 +343,17 @@ def test_workspace_that_reaches_into_an_operand(place, name):
         place.right(beside)
 
 
+def test_operands_that_share_memory_with_it_through_another_library(gpu):
+    """No view of the workspace is a tensor of torch when it comes first."""
+    arena = aligned(1024)
+    tensors = gpu.tensors()
+    run, given = gpu.door(*tensors), gpu.array(arena)
+    run(*tensors, workspace=given)
+    hit = gpu.tensors(inside(arena, 512, (3, 4, 1)))
+    with pytest.raises(ValueError, match="workspace: expected memory .* with y_tensor.* overlap"):
+        run(*hit, workspace=given)
+
+
 def test_workspace_of_a_larger_problem_serves_a_smaller(place):
     given = place.array(aligned(4096))
     for _ in range(2):
@@ -361,8 +372,18 @@ def test_empty_operand_inside_a_workspace_is_in_nobodys_way(place):
     assert not tensors[3].any()
 
 
-def test_a_good_workspace_is_known_again(gpu, looks):
-    first, second = (gpu.array(aligned(263)) for _ in range(2))
+@pytest.mark.parametrize("owner", ["numpy", "torch"])
+def test_a_good_workspace_is_known_again(gpu, looks, owner, monkeypatch):
+    """Whoever owns its memory: what NumPy has may be an operand some day, of torch's own no view was made."""
+    monkeypatch.setattr(module, "ALIGNMENT", 64)
+
+    def fresh():
+        if owner == "numpy":
+            return gpu.array(aligned(263))
+        return gpu.torch.empty(263, dtype=gpu.torch.uint8)
+
+    first, second = fresh(), fresh()
+    assert module.adapter_of(first).is_shared(first) == (owner == "numpy")
     tensors = gpu.tensors()
     run = gpu.door(*tensors)
     for given in (first, first, second, first, second, first, first):
@@ -371,7 +392,7 @@ def test_a_good_workspace_is_known_again(gpu, looks):
         assert gpu.engine.given[-1] == given.data_ptr()
     assert len(looks) == 2
     assert weakref.getweakrefcount(first) == weakref.getweakrefcount(second) == 1
-    for given in [gpu.array(aligned(263)) for _ in range(module.KNOWN)]:
+    for given in [fresh() for _ in range(module.KNOWN)]:
         run(*tensors, workspace=given)
     assert weakref.getweakrefcount(first) == weakref.getweakrefcount(second) == 0
 

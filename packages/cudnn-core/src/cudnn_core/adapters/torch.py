@@ -154,8 +154,9 @@ class TorchAdapter(Adapter):
         return tuple(map(_data_pointer, arrays))
 
     def is_shared(self, x: Any) -> bool:
-        # The tensor and the object that is made here have a hold on it.
-        return _holds is None or _holds(x.untyped_storage()._cdata) > 2
+        storage = x.untyped_storage()
+        # Memory that another library knows cannot be resized; the tensor and `storage` have a hold on it anyway.
+        return _holds is None or not storage.resizable() or _holds(storage._cdata) > 2
 
     def version(self, x: Any) -> int:
         return 0 if x.is_inference() else x._version

@@ -121,11 +121,13 @@ class Op:
         if self.contract.numbers:
             numbers = self.contract.parse_numbers(numbers)
         adapter = adapter_of(inputs[0])
-        if adapter is not None and adapter.watches():
-            return doors.call(self, inputs, attributes, stream, numbers)
-        latest = self._latest.call
-        if latest is not None and recognized(latest, inputs, attributes) is not None:
-            return latest[2](inputs, stream, numbers)
+        # What is no array is never looked for among the remembered: a compiler may not be able to trace that.
+        if adapter is not None:
+            if adapter.watches():
+                return doors.call(self, inputs, attributes, stream, numbers)
+            latest = self._latest.call
+            if latest is not None and recognized(latest, inputs, attributes) is not None:
+                return latest[2](inputs, stream, numbers)
         try:
             key = (attributes, adapter.key(inputs))
             prepared = self._prepared.get(key)
@@ -156,7 +158,8 @@ class Op:
         if adapter is not None and adapter.traces():
             return self._run_watched(adapter, inputs, attributes, ignore_gradient)
         latest = self._latest.call
-        present = None if latest is None else recognized(latest, inputs, attributes)
+        unknown = latest is None or adapter is None
+        present = None if unknown else recognized(latest, inputs, attributes)
         if present is not None:
             _, _, prepared, tracks = latest
         else:

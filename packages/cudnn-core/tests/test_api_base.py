@@ -189,6 +189,18 @@ def test_a_workspace_that_fits():
     check_workspace(aligned(64).view(np.float32).reshape(4, 4), 60, 128)
     check_workspace(None, 0)
     check_workspace(aligned(0, 1), 0)
+    check_workspace(aligned(64, 1), 0)  # nothing is written
+
+
+def test_a_workspace_without_memory():
+    torch = pytest.importorskip("torch")
+    dropped = torch.zeros(64)
+    dropped.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="ws: expected a tensor with memory, got address 0"):
+        check_workspace(dropped, 64, 16, "ws")
+    apart = torch.zeros(64, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)[::2]
+    with pytest.raises(ValueError, match="ws: packed FP4 needs a dimension of stride 1"):
+        check_workspace(apart, 16, 16, "ws")
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,22 @@
 """The benchmark's cases: their checks refuse wrong results, and the chains beside them are the same maths."""
 
+import functools
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import cudnn_gemm_dense
+from cudnn_core import workspace
 from cudnn_core.bench.measure import WRONG, Bench
 from cudnn_core.bench.protocol import Case, WrongResult
 from cudnn_core.bench.timing import Effort
+from cudnn_core.engine import ReferenceEngine, Workspace
 from cudnn_core.formats import pack_scales
 from cudnn_gemm_dense import _bench, _bench_peers, _bench_work
-from cudnn_gemm_dense._bench_work import Work
+from cudnn_gemm_dense._bench_work import ClassDoor, Work
 
 SHAPE = (96, 192, 256)
 BF16, FP8 = "bfloat16", "float8_e4m3fn"
@@ -182,15 +186,85 @@ def test_what_differs_in_blocks_is_passed_as_a_pair():
     assert Work("swiglu", SHAPE, FP8, FP8, BF16, "cpu").vector is None
 
 
-def test_the_class_door_is_checked_as_well(monkeypatch):
-    (case,) = (c for c in _bench.cases() if c.case.endswith("execute"))
-    case.prepare("cpu").check()
-    real = cudnn_gemm_dense.GemmAmax.execute
+HOST_CASES = [case for case in _bench.cases() if case.clock == "host"]
+every_op = pytest.mark.parametrize("op", _bench.HOST_RESULTS)
 
-    def wrong(self, *tensors):
-        real(self, *tensors)
-        tensors[4][0, 0] += 9.0
 
-    monkeypatch.setattr(cudnn_gemm_dense.GemmAmax, "execute", wrong)
-    with pytest.raises(WrongResult, match="c_tensor"):
-        case.prepare("cpu").check()
+@every_op
+def test_each_door_has_a_row_of_host_time(op):
+    """Each with the bound of design section 7, and the wrapper's with a share for each of its outputs."""
+    rows = {c.case.split(maxsplit=1)[1]: c for c in HOST_CASES if c.op == f"dense/{op}"}
+    assert list(rows) == ["execute", _bench.IN_WORKSPACE, "wrapper"]
+    outputs = {"amax": 2, "swiglu": 1, "srelu": 2, "dsrelu": 2}[op]
+    for door, case in rows.items():
+        trial = case.prepare("cpu")
+        trial.check()
+        (target,) = case.targets
+        plus = trial.bounds[target].plus_us
+        assert plus == (6.0 + 3.5 * outputs if door == "wrapper" else 0.0)
+        assert (trial.bounds[target].of, trial.bounds[target].scale) == (_bench.BARE, 1.3)
+
+
+@every_op
+@pytest.mark.parametrize("door", ["execute", _bench.IN_WORKSPACE])
+def test_the_class_door_is_checked_as_well(monkeypatch, op, door):
+    """Of what it writes, not of what was there before."""
+    kind = getattr(cudnn_gemm_dense, f"Gemm{op.capitalize()}")
+    monkeypatch.setattr(kind, "execute", nothing_like(kind.execute))
+    with pytest.raises(WrongResult):
+        _bench.prepare_host(op, _bench.HOST_RESULTS[op], door, "cpu").check()
+
+
+def nothing_like(execute):
+    """A function with the parameters of `execute` that does nothing."""
+
+    @functools.wraps(execute)
+    def nothing(*arguments, **named):
+        pass
+
+    return nothing
+
+
+class Recording(ReferenceEngine):
+    """An engine as if on a GPU, whose executable keeps its arguments."""
+
+    platform = "recording"
+
+    def __init__(self):
+        super().__init__(None)
+        self.calls = []
+
+    def workspaces(self, problem):
+        return (Workspace(1 << 16),)
+
+    def scalars(self, problem):
+        return (132,)
+
+    def compile(self, plan):
+        return SimpleNamespace(call=lambda *arguments: self.calls.append(arguments))
+
+
+@every_op
+@pytest.mark.parametrize("in_workspace", [False, True])
+def test_the_bare_executable_gets_what_the_class_gives_it(monkeypatch, op, in_workspace):
+    work = Work(op, SHAPE, "mxfp8", "mxfp8", _bench.HOST_RESULTS[op], "cpu")
+    work.ours()
+    engine = Recording()
+    monkeypatch.setattr(
+        getattr(cudnn_gemm_dense, f"Gemm{op.capitalize()}").op, "engines", (engine,)
+    )
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    # What torch allocates on the host is aligned to 64 bytes only.
+    monkeypatch.setattr(workspace, "ALIGNMENT", 64)
+    door = ClassDoor(work, in_workspace)
+    door.call()
+    door.bare()()
+    through, bare = engine.calls
+    assert len(through) == len(bare)
+    for ours, theirs in zip(through, bare, strict=True):
+        if getattr(ours, "dtype", None) is torch.uint8:
+            assert ours.nbytes == theirs.nbytes == 1 << 16
+        else:
+            assert ours is theirs or ours == theirs
+    names = (*work.inputs, *door.outputs)
+    assert sum(torch.is_tensor(x) for x in bare) == len(names) + 1

@@ -150,6 +150,10 @@ def test_one_sentence_through_every_door(op, door, name, value, error, sentence)
     ids=[i for i in IDS if i not in UNTRACED],
 )
 def test_the_compiler_passes_the_sentence_on(name, value, error, sentence):
+    # Also where a call of the same kind came before and is remembered.
+    through(
+        "torch", "srelu", arguments("srelu", make_call(9, 64, 64, 1, "mxfp8", "mxfp8"), "torch")
+    )
     with pytest.raises(Exception, match=re.escape(sentence)):
         through("compiled", "srelu", changed("srelu", "compiled", name, value))
 

@@ -138,7 +138,7 @@ def _byte_range(x: Any) -> tuple[int, int]:
 def check_workspace(buffer: Any, nbytes: int, alignment: int = 16, name: str = "workspace") -> None:
     """Checks a workspace that the caller passes: dense memory of any dtype, large enough, aligned.
 
-    `ValueError` for None when bytes are needed, for gaps, size and alignment; `TypeError` for what
+    `ValueError` for None, no memory and its alignment when bytes are needed, for gaps and size; `TypeError` for what
     is no tensor.
     """
     if buffer is None:
@@ -148,7 +148,10 @@ def check_workspace(buffer: Any, nbytes: int, alignment: int = 16, name: str = "
     adapter = adapter_of(buffer)
     if adapter is None or adapter.name == "metadata":
         raise TypeError(f"{name}: expected a tensor, got {type(buffer).__name__}")
-    desc = adapter.describe(buffer, name)
+    try:
+        desc = adapter.describe(buffer, name)
+    except RuntimeError as error:  # packed FP4 with its codes apart
+        raise ValueError(str(error)) from None
     if not desc.is_contiguous():
         raise ValueError(
             f"{name}: expected a contiguous tensor, stride {contiguous_stride(desc.shape)}, "
@@ -158,5 +161,7 @@ def check_workspace(buffer: Any, nbytes: int, alignment: int = 16, name: str = "
     if size < nbytes:
         raise ValueError(f"{name}: expected at least {nbytes} bytes, got {size}")
     address = adapter.data_pointer(buffer)
-    if size and address % alignment:
+    if nbytes and not address:
+        raise ValueError(f"{name}: expected a tensor with memory, got address 0")
+    if nbytes and address % alignment:
         raise ValueError(f"{name}: expected {alignment}-byte alignment, got address {address:#x}")

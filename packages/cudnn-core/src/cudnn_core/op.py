@@ -17,14 +17,13 @@ from typing import Any
 from . import doors
 from .adapters import adapter_of, common
 from .adapters.base import Adapter
-from .api_base import APIBase, check_buffers_disjoint, check_workspace
+from .api_base import APIBase, check_buffers_disjoint
 from .contract import Contract, Matrix, Problem, ScalarTensor
 from .dtypes import DType
 from .engine import Engine, select
 from .errors import mismatch
 from .prepared import (
     UNDECLARED,
-    WORKSPACE_ALIGNMENT,
     Latest,
     Prepared,
     executable_of,
@@ -32,10 +31,10 @@ from .prepared import (
     full_shape,
     launcher,
     without_absent,
-    workspace_bytes,
 )
 from .tensor_desc import canonical_stride
 from .tuple_dict import TupleDict
+from .workspace import bytes_of, workspaces_of
 
 REMEMBERED_CALLS = 4096
 # How often another call may become the one that is known at a look.
@@ -122,11 +121,13 @@ class Op:
         if self.contract.numbers:
             numbers = self.contract.parse_numbers(numbers)
         adapter = adapter_of(inputs[0])
-        if adapter is not None and adapter.watches():
-            return doors.call(self, inputs, attributes, stream, numbers)
-        latest = self._latest.call
-        if latest is not None and recognized(latest, inputs, attributes) is not None:
-            return latest[2](inputs, stream, numbers)
+        # What is no array is never looked for among the remembered: a compiler may not be able to trace that.
+        if adapter is not None:
+            if adapter.watches():
+                return doors.call(self, inputs, attributes, stream, numbers)
+            latest = self._latest.call
+            if latest is not None and recognized(latest, inputs, attributes) is not None:
+                return latest[2](inputs, stream, numbers)
         try:
             key = (attributes, adapter.key(inputs))
             prepared = self._prepared.get(key)
@@ -157,7 +158,8 @@ class Op:
         if adapter is not None and adapter.traces():
             return self._run_watched(adapter, inputs, attributes, ignore_gradient)
         latest = self._latest.call
-        present = None if latest is None else recognized(latest, inputs, attributes)
+        unknown = latest is None or adapter is None
+        present = None if unknown else recognized(latest, inputs, attributes)
         if present is not None:
             _, _, prepared, tracks = latest
         else:
@@ -334,8 +336,6 @@ class OpClass(APIBase):
         self._attributes = attributes
         self._launchers: dict[type, Callable[..., None]] = {}
         self._launchers_in: dict[type, Callable[..., None]] = {}
-        # (address, bytes) of the workspace that was last looked at.
-        self._seen_workspace: tuple[int, int] | None = None
 
     def check_support(self) -> bool:
         """True, or ValueError / NotImplementedError for the tensors and options, then RuntimeError for the device."""
@@ -376,9 +376,7 @@ class OpClass(APIBase):
     def workspace_size(self) -> int:
         """Bytes of scratch memory that `execute` takes as `workspace`; runs `check_support` when nobody did."""
         self._ensure_support_checked()
-        if self._problem.is_empty and self._engine.platform != "cpu":
-            return 0
-        return workspace_bytes(self._engine.workspaces(self._problem))
+        return bytes_of(workspaces_of(self._problem, self._engine))
 
     def _is_checked(self, operand: Any) -> bool:
         """Whether the executable compares the operand's extents with the others', or its rank is looked at apart."""
@@ -395,15 +393,17 @@ class OpClass(APIBase):
         workspace: Any = None,
     ) -> None:
         if workspace is None:
-            launch, given = self._launchers.get(type(tensors[0])) or self._launcher(tensors), ()
+            launch = self._launchers.get(type(tensors[0])) or self._launcher(tensors)
         else:
             launch = self._launchers_in.get(type(tensors[0])) or self._launcher(tensors, True)
-            given = (self._bytes_of(workspace, tensors),)
         try:
             for index, shape in self._unchecked:
                 if tensors[index].shape != shape:
                     self._verify(tensors)
-            launch(tensors, stream, numbers, *given)
+            if workspace is None:
+                launch(tensors, stream, numbers)
+            else:
+                launch(tensors, stream, numbers, workspace)
         except (AttributeError, TypeError, ValueError):
             # A refusal by the executable, or an absent tensor: told in the contract's words.
             self._verify(tensors)
@@ -411,7 +411,7 @@ class OpClass(APIBase):
             seen = self._full_rank(tensors)
             if seen is tensors:
                 raise
-            launch(seen, stream, numbers, *given)
+            launch(seen, stream, numbers, *(() if workspace is None else (workspace,)))
 
     def _launcher(self, tensors: tuple[Any, ...], given: bool = False) -> Callable[..., None]:
         """The way to the executable for arrays of one type, remembered; given: in the caller's workspace.
@@ -429,39 +429,14 @@ class OpClass(APIBase):
             checked = launch
 
             def launch(
-                tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = (), *buffer: Any
+                tensors: Sequence[Any], stream: Any, numbers: Sequence[float] = (), *given: Any
             ) -> None:
                 self._verify(tensors)
-                checked(tensors, stream, numbers, *buffer)
+                checked(tensors, stream, numbers, *given)
 
         known = self._launchers_in if given else self._launchers
         known[type(tensors[0])] = launch
         return launch
-
-    def _bytes_of(self, workspace: Any, tensors: tuple[Any, ...]) -> Any:
-        """The workspace as flat bytes, or None where calls take none."""
-        adapter = adapter_of(tensors[0])
-        if adapter_of(workspace) is not adapter:
-            expected = f"a {adapter.name} tensor, as the others are"
-            raise TypeError(mismatch("workspace", expected, f"a {type(workspace).__name__}"))
-        seen = (adapter.data_pointer(workspace), workspace.nbytes)
-        if seen != self._seen_workspace:
-            self._check_workspace(adapter, workspace, tensors)
-            self._seen_workspace = seen
-        return adapter.as_bytes(workspace) if self.workspace_size else None
-
-    def _check_workspace(self, adapter: Adapter, workspace: Any, tensors: tuple[Any, ...]) -> None:
-        """ValueError for a workspace that is too small, misaligned, elsewhere, read-only or an operand's memory."""
-        check_workspace(workspace, self.workspace_size, WORKSPACE_ALIGNMENT)
-        device, wanted = adapter.device(workspace), adapter.device(tensors[0])
-        if device != wanted:
-            raise ValueError(mismatch("workspace", f"a tensor on {wanted}", device))
-        if not adapter.is_writable(workspace):
-            raise ValueError(mismatch("workspace", "an array to write into", "a read-only one"))
-        names = [operand.name for operand in self.op.contract.operands]
-        check_buffers_disjoint(
-            [("workspace", workspace)], zip(names, tensors, strict=True), type(self).__name__
-        )
 
     def _full_rank(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
         """Verified `tensors` with scalars seen in their full rank; the same object if they have it."""

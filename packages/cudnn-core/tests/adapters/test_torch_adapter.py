@@ -59,6 +59,24 @@ def test_views_are_described_as_they_are(x):
     assert ADAPTER.data_pointer(x) == x.data_ptr()
 
 
+def test_who_else_has_a_hold_on_memory(monkeypatch):
+    x = torch.zeros(8)
+    with torch.inference_mode():
+        inference = torch.zeros(8)
+    for alone in (x, torch.nn.Parameter(torch.zeros(8)), inference):
+        assert not ADAPTER.is_shared(alone)
+    for other in (x[2:], x.view(2, 4), x.detach(), x.data, torch.from_dlpack(x)):
+        assert ADAPTER.is_shared(x)
+        assert ADAPTER.is_shared(other)
+    del other
+    assert not ADAPTER.is_shared(x)
+    seen = x.numpy()
+    assert ADAPTER.is_shared(x)
+    assert ADAPTER.is_shared(torch.from_numpy(seen.copy())) and ADAPTER.is_shared(torch.ones(8)[2:])
+    monkeypatch.setattr(torch_adapter, "_holds", None)
+    assert ADAPTER.is_shared(torch.zeros(8)), "torch cannot tell"
+
+
 @settings(deadline=None)
 @given(views(), views())
 def test_the_key_separates_what_the_description_separates(x, y):

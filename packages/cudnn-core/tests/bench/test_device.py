@@ -16,6 +16,55 @@ def test_folder_of_a_gpu(name, folder):
     assert folder_of(name) == folder
 
 
+SECONDS = {3: 5e-6, 5: 3e-6, 8: 5e-6}
+
+
+class Cores(Cuda):
+    """Two slow cores beside a fast one; no device."""
+
+    def __init__(self, monkeypatch, error=None):
+        self.time, self.at, self.moves = 0.0, set(SECONDS), []
+        self.error = error
+        monkeypatch.setattr("os.sched_getaffinity", lambda thread: set(self.at), raising=False)
+        monkeypatch.setattr("os.sched_setaffinity", self.move, raising=False)
+
+    def move(self, thread, cores):
+        assert thread == 0
+        if self.error:
+            raise self.error
+        self.at = cores
+        self.moves.append(cores)
+
+    def _empty_call(self):
+        def call():
+            self.time += max(SECONDS[core] for core in self.at)
+
+        return call
+
+    def now(self):
+        return self.time
+
+    def drain(self):
+        pass
+
+
+def test_host_times_are_taken_on_the_fastest_core(monkeypatch):
+    clock = Cores(monkeypatch)
+    with pytest.raises(ZeroDivisionError), clock.quiet():
+        assert clock.at == {5}
+        raise ZeroDivisionError
+    assert clock.at == {3, 5, 8}
+
+
+def test_where_cores_cannot_be_chosen_none_is(monkeypatch):
+    clock = Cores(monkeypatch, PermissionError("no"))
+    with clock.quiet():
+        assert clock.at == {3, 5, 8}
+    monkeypatch.delattr("os.sched_getaffinity")
+    with clock.quiet():
+        assert clock.moves == []
+
+
 @pytest.mark.gpu
 class TestCuda:
     def test_a_small_copy_is_timed_from_a_cold_cache(self):

@@ -131,6 +131,7 @@ def test_host_times_are_the_least_of_medians_in_turns(clock):
     assert found == pytest.approx({"ours": 3 * MICRO, "empty": 2 * MICRO})
     turns = [name for name, after in zip(taken, [*taken[1:], None], strict=True) if name != after]
     assert len(taken) == 2 * timing.HOST_ROUNDS * (timing.WARM_UP + timing.HOST_CALLS)
+    assert clock.log[0] == "quiet" and clock.log.count("quiet") == 1
     assert turns[:2] == ["ours", "empty"] and len(turns) <= 2 * timing.HOST_ROUNDS
 
 

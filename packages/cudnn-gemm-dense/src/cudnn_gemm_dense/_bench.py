@@ -7,7 +7,6 @@ size they see in a network. Listing imports no framework; what runs is in `_benc
 from collections.abc import Iterator
 from functools import partial
 
-import cudnn_gemm_dense
 from cudnn_core.bench.protocol import Case, Trial
 from cudnn_core.bench.tuning import Tuning
 
@@ -105,62 +104,46 @@ def prepare(op: str, shape: tuple[int, int, int], a: str, b: str, out: str, devi
 
 # Design section 7: a class's `execute` against the bare executable; a wrapper's own share, and that of each output.
 EXECUTE_RATIO, WRAPPER_US, OUTPUT_US = 1.3, 6.0, 3.5
+HOST_RESULTS = {"amax": "float32", "swiglu": "bfloat16", "srelu": "bfloat16", "dsrelu": "bfloat16"}
 IN_WORKSPACE = "execute in a given workspace"
 BARE, EXECUTE_LIMIT = "bare executable", "1.3 x bare executable"
 WRAPPER_LIMIT = "1.3 x bare executable + 6 us + 3.5 us an output"
 
 
 def _host_cases() -> Iterator[Case]:
-    """Host time of both doors of amax, against what the design allows."""
+    """Host time of both doors of each operation, against what the design allows."""
     doors = (("execute", EXECUTE_LIMIT), (IN_WORKSPACE, EXECUTE_LIMIT), ("wrapper", WRAPPER_LIMIT))
-    for door, limit in doors:
-        yield Case(
-            op="dense/amax",
-            case=f"{','.join(map(str, TINY))} {door}",
-            dtype="mxfp8xmxfp8->float32",
-            targets={limit: 1.0},
-            prepare=partial(_prepare_host, door),
-            clock="host",
-            quick=True,
-        )
+    for op, out in HOST_RESULTS.items():
+        for door, limit in doors:
+            yield Case(
+                op=f"dense/{op}",
+                case=f"{','.join(map(str, TINY))} {door}",
+                dtype=f"mxfp8xmxfp8->{SHORT.get(out, out)}",
+                targets={limit: 1.0},
+                prepare=partial(prepare_host, op, out, door),
+                clock="host",
+                quick=True,
+            )
 
 
-def _prepare_host(door: str, device: str) -> Trial:
+def prepare_host(op: str, out: str, door: str, device: str) -> Trial:
+    """The trial of one door, "wrapper", "execute" or IN_WORKSPACE."""
     import torch
 
     from cudnn_core.bench.protocol import Limit
 
-    from ._bench_work import AMAX_ERROR, Work, bare_executable
+    from ._bench_work import ClassDoor, Work
 
-    work = Work("amax", TINY, "mxfp8", "mxfp8", "float32", device)
-    inputs = work.a.data, work.b.data, work.a.scale, work.b.scale
-    c, amax = torch.empty(*TINY[:2], 1, device=device), torch.zeros(1, 1, 1, device=device)
-    outputs = c, amax
-    op = cudnn_gemm_dense.GemmAmax(*inputs, *outputs)
-    op.compile()
+    work = Work(op, TINY, "mxfp8", "mxfp8", out, device)
+    instance = ClassDoor(work, door == IN_WORKSPACE)
     y = torch.zeros(128, device=device)
     z = torch.empty_like(y)
-    given = {}
-    if door == IN_WORKSPACE:
-        given = {"workspace": torch.empty(op.workspace_size, dtype=torch.uint8, device=device)}
-    wrapper_us = WRAPPER_US + len(outputs) * OUTPUT_US
-
-    def check_class() -> None:
-        c.fill_(torch.nan)
-        amax.zero_()
-        op.execute(*inputs, *outputs, **given)
-        work.check_results({"c_tensor": c, "amax_tensor": amax}, work.noise, AMAX_ERROR)
-
-    calls = {
-        "execute": lambda: op.execute(*inputs, *outputs),
-        IN_WORKSPACE: lambda: op.execute(*inputs, *outputs, **given),
-        "wrapper": work.ours,
-    }
+    wrapper_us = WRAPPER_US + len(instance.outputs) * OUTPUT_US
     return Trial(
-        ours=calls[door],
-        check=work.check if door == "wrapper" else check_class,
+        ours=work.ours if door == "wrapper" else instance.call,
+        check=work.check if door == "wrapper" else instance.check,
         bounds={
-            BARE: lambda: bare_executable(inputs, outputs),
+            BARE: instance.bare,
             EXECUTE_LIMIT: Limit(of=BARE, scale=EXECUTE_RATIO),
             WRAPPER_LIMIT: Limit(of=BARE, scale=EXECUTE_RATIO, plus_us=wrapper_us),
             "torch.add(x, 1, out=y)": lambda: lambda: torch.add(y, 1, out=z),

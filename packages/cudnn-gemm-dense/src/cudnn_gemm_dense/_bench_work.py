@@ -7,6 +7,7 @@ here for the check, traced by torch.compile and by JAX for the unfused chains.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import signature
 from typing import Any
 
 import torch
@@ -132,27 +133,37 @@ class Work:
         blocks = [side.block for side in (self.a, self.b) if side.block is not None]
         return None if not blocks else blocks[0] if len(set(blocks)) == 1 else tuple(blocks)
 
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What the operation reads, by its names."""
+        sides = {"a_tensor": self.a.data, "b_tensor": self.b.data}
+        scales = {"sfa_tensor": self.a.scale, "sfb_tensor": self.b.scale}
+        extra = {"prob_tensor": self.prob, "c_tensor": self.c}
+        return sides | scales | {name: x for name, x in extra.items() if x is not None}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Attributes of the call."""
+        options: dict[str, Any] = {} if self.vector is None else {"sf_vec_size": self.vector}
+        if self.op == "swiglu":
+            options["ab12_dtype"] = None
+        if self.out in FORMATS:
+            return options | {"out_format": self.out}
+        results = {"amax": "c", "swiglu": "c", "srelu": "cd", "dsrelu": "d"}[self.op]
+        return options | {f"{name}_dtype": self.out for name in results}
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What the kernel takes at run time."""
+        return {} if self.op == "amax" else {"alpha": self.alpha}
+
     @cached_property
     def ours(self) -> Callable[[], Any]:
         """The call as a user writes it."""
         function = getattr(cudnn_gemm_dense, f"gemm_{self.op}_wrapper")
-        sides = self.a.data, self.b.data
-        scales = {"sfa_tensor": self.a.scale, "sfb_tensor": self.b.scale}
-        options: dict[str, Any] = {} if self.vector is None else {"sf_vec_size": self.vector}
-        if self.op == "amax":
-            return lambda: function(*sides, **scales, c_dtype=self.out, **options)
-        options["alpha"] = self.alpha
-        if self.op == "swiglu":
-            if self.out in FORMATS:
-                options["out_format"] = self.out
-            else:
-                options["c_dtype"] = self.out
-            return lambda: function(*sides, **scales, ab12_dtype=None, **options)
-        if self.op == "srelu":
-            options |= {"prob_tensor": self.prob, "c_dtype": self.out, "d_dtype": self.out}
-        else:
-            options |= {"prob_tensor": self.prob, "c_tensor": self.c, "d_dtype": self.out}
-        return lambda: function(*sides, **scales, **options)
+        sides, named = (self.a.data, self.b.data), self.inputs | self.options | self.numbers
+        del named["a_tensor"], named["b_tensor"]
+        return lambda: function(*sides, **named)
 
     @property
     def noise(self) -> float:
@@ -202,19 +213,63 @@ class Work:
         return value[:, :, 0]
 
 
-def bare_executable(inputs: tuple, outputs: tuple) -> Callable[[], None]:
-    """The compiled amax kernel itself, with nothing of Python around it but the call: its scratch memory is there."""
-    from cudnn_core.engine import select
+class ClassDoor:
+    """`execute` of a Work's class, into tensors made beforehand: `outputs`, those that apply by their names."""
 
-    from .amax import OP
+    def __init__(self, work: Work, in_workspace: bool = False) -> None:
+        self.work = work
+        results = work.ours().items()
+        self.outputs = {name: torch.empty_like(x) for name, x in results if x is not None}
+        named = work.inputs | self.outputs
+        kind = getattr(cudnn_gemm_dense, f"Gemm{work.op.capitalize()}")
+        samples = {f"sample_{name.removesuffix('_tensor')}": x for name, x in named.items()}
+        absent = [n for n in signature(kind).parameters if n.startswith("sample_")]
+        options = {} if work.vector is None else {"sf_vec_size": work.vector}
+        self._op = kind(**dict.fromkeys(absent) | samples | work.numbers | options)
+        self._op.compile()
+        # swiglu's execute has an alpha of its own; without one, the others take the constructor's.
+        given = named | (work.numbers if work.op == "swiglu" else {})
+        last = [given.get(name) for name in signature(self._op.execute).parameters]
+        while last[-1] is None:
+            last.pop()
+        self._arguments = tuple(last)
+        self._workspace = None
+        if in_workspace:
+            size = self._op.workspace_size
+            self._workspace = torch.empty(size, dtype=torch.uint8, device=work.device)
 
-    problem = OP.bind(inputs, ())[1]
-    engine = select(OP.engines, problem)
-    call, scalars = engine.compile(engine.plan(problem)).call, engine.scalars(problem)
-    stream = torch.cuda.current_stream().cuda_stream
-    scratch = [
-        torch.zeros(workspace.nbytes, dtype=torch.uint8, device="cuda")
-        for workspace in engine.workspaces(problem)
-    ]
-    arguments = (*inputs, *outputs, *scratch, *scalars, stream)
-    return lambda: call(*arguments)
+    @property
+    def call(self) -> Callable[[], None]:
+        """The call as a user writes it, each argument by itself: a star takes a tenth of its time."""
+        names = ", ".join(f"x{index}" for index in range(len(self._arguments)))
+        last = "" if self._workspace is None else ", workspace=workspace"
+        write = eval(f"lambda execute, workspace, {names}: lambda: execute({names}{last})")
+        return write(self._op.execute, self._workspace, *self._arguments)
+
+    def check(self) -> None:
+        """As `Work.check`, of what a call writes into the outputs."""
+        for name, x in self.outputs.items():
+            x.fill_(0.0 if name in WIDE_RESULTS else torch.nan)
+        self.call()
+        self.work.check_results(self.outputs, self.work.noise, AMAX_ERROR)
+
+    def bare(self) -> Callable[[], None]:
+        """The compiled kernel itself, with nothing of Python around it but the call: its scratch memory is there."""
+        from cudnn_core.engine import select
+
+        operation, work = self._op.op, self.work
+        contract = operation.contract
+        attributes = tuple(work.options.get(a.name, a.default) for a in contract.attributes)
+        inputs = [work.inputs.get(operand.name) for operand in contract.inputs]
+        problem = operation.bind(inputs, attributes)[1]
+        engine = select(operation.engines, problem)
+        call, scalars = engine.compile(engine.plan(problem)).call, engine.scalars(problem)
+        named = work.inputs | self.outputs
+        tensors = [named[desc.name] for desc in problem.descs if desc is not None]
+        scratch = [
+            torch.zeros(workspace.nbytes, dtype=torch.uint8, device=work.device)
+            for workspace in engine.workspaces(problem)
+        ]
+        stream = torch.cuda.current_stream().cuda_stream
+        arguments = (*tensors, *scratch, *work.numbers.values(), *scalars, stream)
+        return lambda: call(*arguments)

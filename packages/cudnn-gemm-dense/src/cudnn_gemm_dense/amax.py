@@ -199,8 +199,10 @@ class GemmAmax(OpClass):
     ) -> None:
         """Write c_tensor and accumulate amax_tensor; asynchronous on the stream.
 
-        workspace: scratch memory of at least `workspace_size` bytes, any dtype, contiguous, its address a multiple of
-        256, for no other call at the same time; None: allocated by the call.
+        workspace: scratch memory of at least `workspace_size` bytes, uint8 or another dtype of operands, contiguous,
+        its address a multiple of 256, no operand's memory, for no other call at the same time; None: allocated by the
+        call. On a GPU it is compared with the operands when it is first seen, and at later calls only where other
+        tensors shared its memory then: of a view made later and given as an operand nothing is said.
         """
         tensors = (a_tensor, b_tensor, sfa_tensor, sfb_tensor, c_tensor, amax_tensor)
         self._run(tensors, current_stream, workspace=workspace)

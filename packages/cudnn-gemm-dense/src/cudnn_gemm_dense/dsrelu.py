@@ -221,9 +221,10 @@ class GemmDsrelu(OpClass):
         workspace: as `GemmAmax.execute` says.
         """
         numbers = self._numbers if alpha is None else CONTRACT.parse_numbers((alpha,))
-        read = (a_tensor, b_tensor, c_tensor, sfa_tensor, sfb_tensor, prob_tensor)
+        read = (a_tensor, b_tensor, c_tensor, sfa_tensor, sfb_tensor)
+        factors = (prob_tensor, norm_const_tensor)
         written = (d_tensor, dprob_tensor, amax_tensor, sfd_tensor)
-        self._run((*read, norm_const_tensor, *written), current_stream, numbers, workspace)
+        self._run(read + factors + written, current_stream, numbers, workspace)
 
 
 def gemm_dsrelu_jax(

@@ -203,7 +203,7 @@ class GemmSrelu(OpClass):
         numbers = self._numbers if alpha is None else CONTRACT.parse_numbers((alpha,))
         inputs = (a_tensor, b_tensor, sfa_tensor, sfb_tensor, prob_tensor, norm_const_tensor)
         outputs = (c_tensor, d_tensor, amax_tensor, sfd_tensor)
-        self._run((*inputs, *outputs), current_stream, numbers, workspace)
+        self._run(inputs + outputs, current_stream, numbers, workspace)
 
 
 def gemm_srelu_jax(

@@ -274,10 +274,10 @@ class GemmSwiglu(OpClass):
 
         workspace: as `GemmAmax.execute` says.
         """
+        numbers = (alpha,) if type(alpha) is float else CONTRACT.parse_numbers((alpha,))
         inputs = (a_tensor, b_tensor, sfa_tensor, sfb_tensor, norm_const_tensor)
         outputs = (ab12_tensor, c_tensor, sfc_tensor, amax_tensor)
-        numbers = CONTRACT.parse_numbers((alpha,))
-        self._run((*inputs, *outputs), current_stream, numbers, workspace)
+        self._run(inputs + outputs, current_stream, numbers, workspace)
 
 
 def gemm_swiglu_jax(

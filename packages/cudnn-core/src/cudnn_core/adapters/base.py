@@ -164,6 +164,10 @@ class Adapter(abc.ABC):
         """Whether elements of `x` can be written in place."""
         return True
 
+    def is_shared(self, x: Any) -> bool:
+        """Whether others may have a hold on the memory of `x`, such as views of it or what it is a view of."""
+        return True
+
     def version(self, x: Any) -> int:
         """A counter that grows when `x` is written through its framework; 0 where there is none."""
         return 0

@@ -60,6 +60,9 @@ class NumpyAdapter(Adapter):
         value = None if initial is None else element(desc.dtype, initial)
         return functools.partial(_allocate, dtype, shape, strides, span * dtype.itemsize, value)
 
+    def as_bytes(self, x: Any) -> Any:
+        return super().as_bytes(np.asarray(x))  # a matrix stays two-dimensional
+
     def data_pointer(self, x: Any) -> int:
         return x.__array_interface__["data"][0]
 

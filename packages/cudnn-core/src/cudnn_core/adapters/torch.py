@@ -25,6 +25,7 @@ BITS = {8: torch.uint8, 16: torch.int16}
 
 # Not public, so another torch may lack it.
 _empty_on_current_gpu = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+_holds = getattr(torch._C, "_storage_Use_Count", None)
 _data_pointer = torch.Tensor.data_ptr
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
@@ -147,11 +148,15 @@ class TorchAdapter(Adapter):
             return x
         return x.reshape(-1).view(torch.uint8)
 
-    def data_pointer(self, x: Any) -> int:
-        return x.data_ptr()
+    data_pointer = staticmethod(_data_pointer)
 
     def data_pointers(self, arrays: Iterable[Any]) -> tuple[int, ...]:
         return tuple(map(_data_pointer, arrays))
+
+    def is_shared(self, x: Any) -> bool:
+        storage = x.untyped_storage()
+        # Memory that another library knows cannot be resized; the tensor and `storage` have a hold on it anyway.
+        return _holds is None or not storage.resizable() or _holds(storage._cdata) > 2
 
     def version(self, x: Any) -> int:
         return 0 if x.is_inference() else x._version

@@ -5,18 +5,24 @@ L2 cache, so that no call finds its operands there because another call, or itse
 clean lines: a sweep that wrote would make the timed kernel wait for its write-backs.
 """
 
+import os
 import re
+import statistics
 import time
-from functools import cached_property
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
-from .timing import Effort, device_sampler, host_seconds, medians
+from .timing import Effort, device_sampler, host_times, medians
 
 # No H100 or H200 runs faster, so that so many cycles last at least a second.
 CYCLES_PER_SECOND = 2.0e9
 _GIB = 1 << 30
+# Calls whose median tells how fast a core is, and how often it is taken.
+CORE_CALLS, CORE_ROUNDS = 100, 3
 
 
 class Cuda:
@@ -91,9 +97,44 @@ class Cuda:
     @cached_property
     def empty_call(self) -> float:
         """Host seconds of torch.add(x, 1, out=y), the measure beside which host times stand."""
+        return host_times(self, {"": self._empty_call()})[""]
+
+    def _empty_call(self) -> Any:
         x = torch.zeros(128, device="cuda")
-        y = torch.empty_like(x)
-        return host_seconds(self, lambda: torch.add(x, 1, out=y))
+        return partial(torch.add, x, 1, out=torch.empty_like(x))
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """The calling thread on the fastest of its cores.
+
+        On a machine that is shared, cores whose other half works for somebody else take up to 1.7 times as long (the
+        host of an H200, 2026-12-02), and threads move between them in the middle of a measurement.
+        """
+        try:
+            cores = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, cores)
+        except (AttributeError, OSError):  # no such thing here, or not ours to choose
+            yield
+            return
+        call = self._empty_call()
+        try:
+            os.sched_setaffinity(0, {min(cores, key=partial(self._core_seconds, call))})
+            yield
+        finally:
+            os.sched_setaffinity(0, cores)
+
+    def _core_seconds(self, call: Any, core: int) -> float:
+        os.sched_setaffinity(0, {core})
+        found = []
+        for _ in range(CORE_ROUNDS):
+            self.drain()
+            times = []
+            for _ in range(CORE_CALLS):
+                start = self.now()
+                call()
+                times.append(self.now() - start)
+            found.append(statistics.median(times))
+        return min(found)
 
 
 def folder_of(name: str) -> str:

@@ -62,6 +62,18 @@ class Product:
         return self.decode and self.b.scale is not None and self.meeting == "bfloat16"
 
     @property
+    def sorts(self) -> bool:
+        """Whether A, which meets decoded weights, gets their order of K on its way through shared memory.
+
+        It saves a launch. From 64 rows on it takes more time of shared memory and registers than that (measured on an
+        H200 on 2026-12-02: 41.3 us beside 40.0 with 64 rows, 21.7 beside 23.2 with 16).
+        """
+        tile = self.tile
+        as_it_is = self.a.dtype == "bfloat16" and self.a.contiguous == "k"
+        fits = tile.bm <= 32 and (tile.warpgroups, tile.units, tile.cluster) == (4, 0, (1, 1))
+        return self.decodes and as_it_is and fits
+
+    @property
     def meeting(self) -> str | None:
         """The type in which the sides are multiplied: the narrowest that holds both; None: each its own FP8."""
         wide = set()
@@ -84,8 +96,9 @@ class Product:
                 continue
             # Only 16-bit operands reach the tensor core with contiguous rows.
             fits = fits or side.dtype in ("float16", "bfloat16")
-            # What meets decoded weights takes on their order.
-            as_it_is = side.scale is None and side.dtype == target and fits and not self.decodes
+            # What meets decoded weights takes on their order, here or on its way.
+            as_it_is = side.scale is None and side.dtype == target and fits
+            as_it_is = as_it_is and (self.sorts or not self.decodes)
             made.append(None if as_it_is else target)
         return tuple(made)
 

@@ -55,7 +55,8 @@ def body_of(product: Product) -> DecodedBody | PlainBody:
         if right is not None:
             weights = replace(weights, contiguous="k", batch="last")
         follows = (right is not None, left is not None)
-        return DecodedBody(product.tile, weights, a, product.glu is not None, follows)
+        glu = product.glu is not None
+        return DecodedBody(product.tile, weights, a, glu, follows, product.sorts)
     b = replace(matrix(product, product.b, right, along_m), glu=apart)
     return PlainBody(product.tile, a, b)
 

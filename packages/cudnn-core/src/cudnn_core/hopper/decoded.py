@@ -20,7 +20,7 @@ from cutlass import BFloat16, Boolean, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from .bits import opaque
-from .loads import Loads
+from .loads import SORTERS, Loads
 from .matrix import MatrixOperand
 from .operand import BlockScaledOperand, OperandArgs, OperandBuffers
 from .rings import Ring
@@ -36,6 +36,7 @@ class DecodedBuffers:
     activations: cute.Tensor
     raw: Ring
     ring: Ring
+    plain: Ring | None
 
 
 class Place(NamedTuple):
@@ -61,8 +62,9 @@ class Registers(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodedBody(Loads):
-    """Producer and consumers of one kernel: block-scaled `weights`, BF16 `activations` with K in the decoder's order.
+    """Producer and consumers of one kernel: block-scaled `weights`, BF16 `activations`.
 
+    sorts: whether activations come in their own order of K, and are sorted on the way; else they have the decoder's.
     glu: fragment rows of each 64-row block hold pairs of GLU columns: of its rows, 0-31 (up) and
     32-63 (gate), row 8w+r meets row 32+8w+r as fragment rows 16w+r and 16w+8+r, a thread's two.
     """
@@ -72,6 +74,7 @@ class DecodedBody(Loads):
     activations: MatrixOperand
     glu: bool = False
     follows: tuple[bool, bool] = (False, False)
+    sorts: bool = False
 
     def why_not(self) -> str | None:
         tile = self.tile
@@ -85,9 +88,20 @@ class DecodedBody(Loads):
             return f"stages of {self.units} units do not divide raw stages of {self.stage_units}"
         if tile.raw_pieces % self.weights.decoder.scale_pieces and tile.raw_pieces > 1:
             return f"{tile.raw_pieces} pieces of rows do not fill scale atoms"
+        if self.sorts and (self.activations.contiguous != "k" or tile.columns % 16):
+            return "sorted activations must be K-major, in tiles of a multiple of 16"
+        if self.sorts and tile.warpgroups != 4:
+            return f"warps that sort have registers beside 4 warpgroups, not {tile.warpgroups}"
+        if self.sorts and self.units % self.weights.decoder.halves:
+            return f"stages of {self.units} units do not hold whole pieces of raw stages"
         if tile.promote_k is not None and (tile.m_blocks > 1 or tile.columns > 128):
             return "sums are promoted with one 64-row block of 128 columns per warpgroup at most"
         return self.activations.why_not(tile.columns) or self.weights.why_not(tile.rows)
+
+    @property
+    def role_registers(self) -> tuple[int, int]:
+        """As the tile's `registers`; warps that sort hold 16 words beside addresses."""
+        return (104, 64) if self.sorts else self.tile.registers
 
     @property
     def groups(self) -> int:
@@ -108,12 +122,17 @@ class DecodedBody(Loads):
             weights=self.weights.allocate(smem, tile.rows, tile.raw_stages, tile.raw_pieces),
             activations=self.activations.allocate(smem, tile.columns, tile.stages * self.units),
             raw=Ring.allocate(smem, tile.raw_stages, 1, consumers),
-            ring=Ring.allocate(smem, tile.stages, 1, consumers, tile.blocks),
+            ring=Ring.allocate(
+                smem, tile.stages, SORTERS if self.sorts else 1, consumers, tile.blocks
+            ),
+            plain=Ring.allocate(smem, tile.stages, 1, 1) if self.sorts else None,
         )
 
     def initialize(self, buffers: DecodedBuffers) -> None:
         buffers.raw.initialize()
         buffers.ring.initialize()
+        if buffers.plain is not None:
+            buffers.plain.initialize()
 
     def consumer_states(self, buffers: DecodedBuffers):
         """Where a consumer reads next, in both rings."""

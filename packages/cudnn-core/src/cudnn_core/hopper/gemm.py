@@ -52,6 +52,7 @@ class HopperGemm:
         self.epilogue = epilogue
         self.follows = follows
         self.producers = getattr(body, "producers", 1)
+        self.registers = getattr(body, "role_registers", tile.registers)
         # What the body's sums are to be multiplied by.
         self.gain = getattr(body, "gain", 1.0)
         # Whether the body's first product of an item ignores what the accumulators hold.
@@ -93,7 +94,7 @@ class HopperGemm:
             cpasync.prefetch_descriptor(a.tma_atom)
             cpasync.prefetch_descriptor(b.tma_atom)
         self.sync()
-        consumers, producers = self.tile.registers
+        consumers, producers = self.registers
         if warp < 4 * self.tile.warpgroups:
             if cutlass.const_expr(consumers):
                 cute.arch.setmaxregister_increase(consumers)

@@ -1,29 +1,36 @@
 """Producer warps of the bodies with one block-scaled side: a ring of raw stages, a ring of activations.
 
-May import: the CuTe DSL, matrix.py, operand.py, tile.py.
+May import: the CuTe DSL, bits.py, matrix.py, operand.py, tile.py.
 
 A raw stage of FP4 is as long as two of activations, or more, so there are two rings, with a warp each.
+Activations that come in their own order of K are given the decoder's by two more warps, in place.
 """
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from .matrix import MatrixArgs
+from .bits import load_shared_v4, permute, store_shared_v4
+from .matrix import STAGE_ROW_BYTES, MatrixArgs
 from .operand import OperandArgs
 
 # K elements of a unit: a stage of activations holds some of them.
 UNIT_K = 64
+# Warps that sort.
+SORTERS = 2
 
 
 class Loads:
-    """What a body with fields `tile`, `weights`, `activations` and `follows` inherits.
+    """What a body with fields `tile`, `weights`, `activations`, `sorts` and `follows` inherits.
 
-    follows: whether the kernel ahead in the stream writes (weights, activations). Buffers have
-    `weights`, `activations` and the rings `raw` and `ring`.
+    sorts: whether activations come in their own order. follows: whether the kernel ahead in the stream writes
+    (weights, activations). Buffers have `weights`, `activations`, the rings `raw` and `ring`, and the ring `plain`
+    of stages that are to be sorted, in the same memory as `ring`'s.
     """
 
-    producers = 2
+    @property
+    def producers(self) -> int:
+        return 2 + (SORTERS if self.sorts else 0)
 
     @property
     def stage_k(self) -> int:
@@ -45,7 +52,9 @@ class Loads:
         return (k_count + self.stage_k - 1) // self.stage_k
 
     def producer_state(self, buffers, part: int):
-        return (buffers.raw, buffers.ring)[part].producer_state()
+        if part < 2:
+            return (buffers.raw, buffers.ring)[part].producer_state()
+        return buffers.plain.consumer_state()
 
     def scale_stage(self, stage: Int32, piece: int) -> Int32:
         """Where the scales of a piece of a raw stage lie, counted in what one piece or one atom needs."""
@@ -68,6 +77,8 @@ class Loads:
         part: cutlass.Constexpr,
     ):
         """One warp: fill its ring for one work item. Waits on empty, signals full."""
+        if cutlass.const_expr(part >= 2):
+            return self.sort(buffers, item, state, part - 2)
         if cutlass.const_expr(self.follows[part]):
             cute.arch.griddepcontrol_wait()
         if cutlass.const_expr(part == 0):
@@ -114,6 +125,7 @@ class Loads:
     @cute.jit
     def produce_activations(self, buffers, activations: MatrixArgs, item, state):
         columns, ring = self.tile.bm, buffers.ring
+        filled = buffers.plain if self.sorts else ring
         shared, source = self.activations.partition(
             activations, buffers.activations, columns, item.m0, item.k0, item.batch
         )
@@ -122,13 +134,61 @@ class Loads:
         for i in cutlass.range(stages, unroll=1):
             ring.wait_empty(state)
             with cute.arch.elect_one():
-                ring.expect(state, Int32(self.activations.stage_bytes(columns) * units))
+                filled.expect(state, Int32(self.activations.stage_bytes(columns) * units))
             for u in cutlass.range_constexpr(units):
                 self.activations.copy(
                     activations,
                     source[None, i * units + u],
                     shared[None, state.index * units + u],
-                    ring.full + state.index,
+                    filled.full + state.index,
                 )
             state.advance()
         return state
+
+    @cute.jit
+    def sort(self, buffers, item, state, sorter: cutlass.Constexpr):
+        """One warp: give its part of each stage of an item the decoder's order of K."""
+        columns, units = self.tile.bm, cutlass.const_expr(self.units)
+        tile = cutlass.const_expr(self.activations.stage_bytes(columns))
+        # Units of a raw piece of K, and the lines that a warp sorts at once.
+        span = cutlass.const_expr(self.weights.decoder.halves)
+        lines = cutlass.const_expr(8 * 2 // span)
+        count = cutlass.const_expr(units // span * (columns // lines))
+        base = buffers.activations.iterator.toint()
+        for _ in cutlass.range(
+            self.raw_tiles(item.k_count) * (self.stage_units // units), unroll=1
+        ):
+            buffers.plain.wait_full(state)
+            stage = base + state.index * (units * tile)
+            for batch in cutlass.range_constexpr(sorter, count, SORTERS):
+                piece, first = divmod(batch * lines, columns)
+                self.sort_lines(stage + piece * (span * tile) + first * STAGE_ROW_BYTES, tile)
+            buffers.ring.arrive_full(state)
+            state.advance()
+        return state
+
+    @cute.jit
+    def sort_lines(self, at, tile: cutlass.Constexpr):
+        """One warp: a raw piece of K of some lines, whose first lies at address `at`; `tile`: bytes to the next unit.
+
+        A thread takes of a line the pieces of 8 elements that fall to the four threads of a quad in two K steps.
+        """
+        decoder, lane = self.weights.decoder, cute.arch.lane_idx()
+        if cutlass.const_expr(decoder.halves == 2):
+            line, turn = lane % 8, lane // 8
+        else:
+            line, turn = lane % 8 + lane // 16 * 8, lane // 8 % 2
+        at = at + line * STAGE_ROW_BYTES
+        share = cutlass.const_expr(decoder.tile_k // 32)
+        found = [load_shared_v4(self.chunk(at, tile, share * t + turn, lane)) for t in range(4)]
+        cute.arch.sync_warp()
+        order = decoder.order()
+        for place in cutlass.range_constexpr(4):
+            first, second = order[8 * place : 8 * place + 2]
+            select = Int32(0x7632 if first % 2 else 0x5410)
+            made = [permute(words[first // 2], words[second // 2], select) for words in found]
+            store_shared_v4(self.chunk(at, tile, 4 * turn + place, lane), *made)
+
+    def chunk(self, at, tile: int, number, lane) -> Int32:
+        """The address of 8 K elements of a line, by their number in the raw piece: 8 a unit, swizzled."""
+        return at + number // 8 * tile + ((number % 8 ^ lane % 8) << 4)

@@ -3,11 +3,13 @@
 May import the project's kernels and compiler; needs no GPU.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from cudnn_core.hopper.tile import TileConfig
 from cudnn_gemm_dense.config import GemmAmaxConfig, Product, Side
-from cudnn_gemm_dense.kernels import DECODED, MANY_ROWS, swapped
+from cudnn_gemm_dense.kernels import DECODED, FEW_ROWS, MANY_ROWS, swapped
 
 E4, E5, F4, E8 = "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "float8_e8m0fnu"
 BF16, MXFP8, MXFP8_E5 = Side("bfloat16"), Side(E4, E8), Side(E5, E8)
@@ -124,3 +126,12 @@ def test_how_each_side_gets_to_the_tensor_core(a, b, meeting, rewritten):
     assert product.decodes == (b.scale is not None and meeting == "bfloat16")
     assert product.treatments == rewritten
     assert product.why_not() is None
+
+
+def test_activations_of_few_rows_are_sorted_on_their_way():
+    for (tile, _), few in zip(FEW_ROWS, (True, True, False, False, False), strict=True):
+        for a in (BF16, replace(BF16, contiguous="mn"), MXFP8):
+            product = Product(a, NVFP4, tile=tile)
+            assert product.sorts == (few and a == BF16)
+            assert product.treatments == (None if product.sorts else "bfloat16", None)
+    assert not Product(BF16, BF16, tile=FEW_ROWS[0][0]).sorts

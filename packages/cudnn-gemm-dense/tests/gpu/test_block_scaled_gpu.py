@@ -162,7 +162,7 @@ def test_glu_pairs_meet_in_a_thread_and_leave_c_as_it_is(glu, n, tile, recipe):
 @pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8_e5m2"])
 def test_k_of_operands_that_are_turned_may_end_anywhere(recipe, k):
     """What meets decoded weights has zeros up to a whole raw stage; its memory held NaN."""
-    data = gemm.exact(gemm.Case(208, 144, k, 2, "m", "n", recipe=recipe))
+    data = gemm.exact(gemm.Case(208, 144, k, 2, recipe=recipe, a_major="m", b_major="n"))
     c, amax = run(data, blocks=3)
     np.testing.assert_array_equal(c, data.expected())
     np.testing.assert_array_equal(amax, [data.amax()])

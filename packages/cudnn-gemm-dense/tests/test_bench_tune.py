@@ -141,10 +141,10 @@ def test_a_subject_calls_with_the_tile_it_is_given(name, on_the_host):
     assert (config.product.tile, config.product.split) == kernel_of(rule)
     assert len(tensors) == len(config.order) and numbers == (128**-0.5,)
     assert tuple(tensors[-1].shape) == (40, 96, 1)
-    # A in the order of decoded weights; partial tiles of this tile, and flags, for every multiprocessor.
-    decoded = 40 * 128 * 2 if config.product.decodes else 0
+    # A rewritten; partial tiles of this tile, and flags, for every multiprocessor.
+    rewritten = 0 if config.product.treatments[0] is None else 40 * 128 * 2
     partials = 132 * rule.tile.bm * rule.tile.bn * 4
-    assert [w.nbytes for w in workspaces] == [decoded + partials + flag_bytes(rule.tile, 132)]
+    assert [w.nbytes for w in workspaces] == [rewritten + partials + flag_bytes(rule.tile, 132)]
     Work.factor = 1.1
     with pytest.raises(WrongResult, match="c_tensor"):
         subject.check(rule)

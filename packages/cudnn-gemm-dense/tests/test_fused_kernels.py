@@ -66,15 +66,17 @@ def test_what_makes_a_plan_of_its_own(op):
 
 def test_weights_are_expanded_where_rows_are_many_and_memory_suffices():
     decoded, plain, both = ("bfloat16", None), (None, "bfloat16"), ("bfloat16", "bfloat16")
-    for a, m, n, treatments in (
-        ("bfloat16", 1024, 8192, decoded),
-        ("bfloat16", 4096, 8192, plain),
-        ("bfloat16", 4096, 131072, decoded),
-        ("mxfp8", 4096, 8192, decoded),
-        ("mxfp8", 8192, 8192, both),
-        ("mxfp8", 8192, 131072, decoded),
+    for op, a, m, n, treatments in (
+        ("swiglu", "bfloat16", 1024, 8192, decoded),
+        ("swiglu", "bfloat16", 4096, 8192, plain),
+        ("swiglu", "bfloat16", 4096, 131072, decoded),
+        ("swiglu", "mxfp8", 4096, 8192, decoded),
+        ("dsrelu", "mxfp8", 1024, 8192, decoded),
+        ("dsrelu", "mxfp8", 4096, 8192, both),
+        ("swiglu", "mxfp8", 8192, 8192, both),
+        ("swiglu", "mxfp8", 8192, 131072, decoded),
     ):
-        assert plan("swiglu", a, "mxfp8", m, n).config.product.treatments == treatments
+        assert plan(op, a, "mxfp8", m, n).config.product.treatments == treatments
 
 
 def test_epilogues_without_room_take_smaller_tiles():

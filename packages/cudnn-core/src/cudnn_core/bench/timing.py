@@ -155,8 +155,6 @@ def host_times(
     with clock.quiet():
         for round_ in range(rounds):
             for name in _turn(names, round_):
-                # As in a program of its own: blocks of memory that others left would be cut and joined at every call.
-                clock.free()
                 found[name] = min(found[name], host_seconds(clock, calls[name]))
     return found
 

@@ -75,8 +75,28 @@ def test_weights_are_expanded_where_rows_are_many_and_memory_suffices():
         ("dsrelu", "mxfp8", 4096, 8192, both),
         ("swiglu", "mxfp8", 8192, 8192, both),
         ("swiglu", "mxfp8", 8192, 131072, decoded),
+        ("swiglu", "bfloat16", 1 << 20, 69632, plain),
     ):
         assert plan(op, a, "mxfp8", m, n).config.product.treatments == treatments
+
+
+@pytest.mark.parametrize("extents", [(64, 0, 512), (33, 0, 64), (64, 0, 14336), (0, 0, 512)])
+@pytest.mark.parametrize("op", ["swiglu", "srelu", "dsrelu"])
+def test_empty_problems_have_a_plan(op, extents):
+    m, n, k = extents
+    assert plan(op, "bfloat16", "mxfp8", m, n, k).config.product.tile.rows > 0
+
+
+def test_long_lines_that_are_rewritten_are_refused():
+    """Their offsets are 32-bit; operands that are not rewritten have no such limit."""
+
+    def why_not(format, k):
+        return kernels.why_not(problem("swiglu", format, format, 16, 64, k))
+
+    longest = 2**29 - 128
+    assert why_not("mxfp8", longest) is None
+    assert f"K = {longest + 128}" in why_not("mxfp8", longest + 128)
+    assert why_not("bfloat16", longest + 128) is None
 
 
 def test_epilogues_without_room_take_smaller_tiles():

@@ -80,6 +80,8 @@ def product_of(problem: Problem) -> Product:
 # weights, takes what 4 TB/s allow. Activations that are rewritten in any case get their order for nothing.
 EXPANDED_ROWS, EXPANDED_ROWS_MXFP4, EXPANDED_ROWS_REWRITTEN = 2048, 4096, 6144
 LARGEST_EXPANDED = 2**30
+# Offsets within a rewritten line, of four bytes an element at most, are 32-bit.
+LONGEST_REWRITTEN = 2**29 - 128
 
 
 def worth_decoding(product: Product, dims: Mapping[str, int], reads: bool = False) -> bool:
@@ -91,8 +93,10 @@ def worth_decoding(product: Product, dims: Mapping[str, int], reads: bool = Fals
     most = EXPANDED_ROWS_MXFP4 if mxfp4 else EXPANDED_ROWS
     if replace(product, decode=False).treatments[0] is not None and not reads:
         most = EXPANDED_ROWS_REWRITTEN
-    few = dims["M"] < most
-    return few or expanded_bytes(dims["N"], dims["K"], dims["L"]) > LARGEST_EXPANDED
+    rows, expanded = dims["M"], expanded_bytes(dims["N"], dims["K"], dims["L"])
+    # Decoded weights have activations rewritten.
+    spares = expanded_bytes(rows, dims["K"], dims["L"]) < expanded
+    return rows < most or (expanded > LARGEST_EXPANDED and spares)
 
 
 def room(signature: Signature) -> tuple[bool, int]:
@@ -126,6 +130,8 @@ def why_not(problem: Problem) -> str | None:
     product = product_of(problem)
     if product.glu == "concatenated" and problem.dims["N"] % 64:
         return f"halves of N = {problem.dims['N']} columns are not made of whole groups of 32"
+    if any(product.treatments) and problem.dims["K"] > LONGEST_REWRITTEN:
+        return f"K = {problem.dims['K']} of operands that are rewritten is longer than {LONGEST_REWRITTEN}"
     return product.why_not()
 
 
@@ -278,9 +284,9 @@ def choose_tile(
 def longest_sum(
     tile: TileConfig, split: int, m: int, n: int, k: int, batches: int, multiprocessors: int = 132
 ) -> int:
-    """K elements of the longest part of a tile that stream-K gives to one block."""
+    """K elements that stream-K gives one block of a tile at most; fewer where parts cannot be equal."""
     tiles = -(-m // tile.bm) * -(-n // tile.bn) * batches
-    if tiles >= multiprocessors:
+    if not 0 < tiles < multiprocessors:
         return k
     units = tiles * -(-k // UNIT)
     sharers = max(1, min(multiprocessors, units // split))

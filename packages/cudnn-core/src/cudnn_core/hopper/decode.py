@@ -10,9 +10,10 @@ Every path rounds element * scale once, to the nearest even BF16.
             NaN, finishes ordinary elements. `special` finds, for many elements at once, whether
             some element is NaN or Inf or some scale too large; then `pair_exactly` goes through the
             hardware's FP8 to FP16 conversion and an FP32 product, which serve every code.
-    FP4     The same, but two codes of a byte come as one product of it: shifted copies that do not
-            overlap. One product with F = 2^126 * scale is left, or a power of two less (`lacking`).
-            Scales that make no such F (`unusual`) take two steps, of 2^126 and of the scale.
+    FP4     The same, with the codes i and i + 4 of a word in one pair; in the expansion the two codes
+            of a byte come as one product of it, shifted copies that do not overlap. One product with
+            F = 2^126 * scale is left, or a power of two less (`lacking`). Scales that make no such F
+            (`unusual`) take two steps, of 2^126 and of the scale.
 
 Decoding takes issue slots from the warps that feed the tensor core, so instructions count; logic,
 at half rate, counts twice, and byte permutations, it seems, more than that.

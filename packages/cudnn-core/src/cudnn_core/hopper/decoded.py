@@ -125,6 +125,7 @@ class DecodedBody(Loads):
             ring=Ring.allocate(
                 smem, tile.stages, SORTERS if self.sorts else 1, consumers, tile.blocks
             ),
+            # Its stages are `ring`'s, whose empty barriers guard both.
             plain=Ring.allocate(smem, tile.stages, 1, 1) if self.sorts else None,
         )
 

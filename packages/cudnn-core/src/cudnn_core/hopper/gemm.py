@@ -2,11 +2,10 @@
 
 May import: the CuTe DSL, tile.py. Bodies, schedules and epilogues are given to it.
 
-A block holds `tile.warpgroups` consumer warpgroups and one producer warpgroup (of which one warp
-works). Both roles walk the same work items:
+A block holds `tile.warpgroups` consumer warpgroups and one producer warpgroup, of which as many warps
+work as the body has `producers`. All walk the same work items:
 
-    producer    copies operand stages of each item into the body's rings (several warps, if the body
-                has several rings)
+    producers   copy operand stages of each item into the body's rings, and prepare them there
     consumers   sum an item into registers, then run the epilogue while the producer goes on
 
 A schedule may split the K range of tiles; then its `join` sums the parts before the epilogue.

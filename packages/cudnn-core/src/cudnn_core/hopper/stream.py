@@ -1,11 +1,12 @@
-"""Stream-K: every walker gets the same share of the products, whatever the number of tiles.
+"""Stream-K: walkers get equal shares of the products, whatever the number of tiles.
 
 May import: the CuTe DSL, rules.py, schedule.py.
 
 A walker is a block, or a cluster and its cluster tiles. As many rounds of tiles as there are walkers
 for are walked as whole tiles. The K ranges of the tiles that are left over, cut into units, are one
 line of work, of which walker b takes the b-th of equal stretches. A stretch may begin and end
-inside tiles. Whoever has the end of a tile's K range finishes the tile: it adds what lower-numbered
+inside tiles; where few walkers are left without one by it, each stretch is an equal part of one
+tile instead. Whoever has the end of a tile's K range finishes the tile: it adds what lower-numbered
 walkers have left in the workspace, in their order.
 
 A walker goes through its stretch from the last tile to the first, and then through whole tiles. So

@@ -185,7 +185,7 @@ def test_threads_have_what_lies_together(decoder):
     place = np.arange(decoder.tile_k)
     thread = place % 8 // 2
     np.testing.assert_array_equal(order // (decoder.tile_k // 4), thread)
-    block = decoder.first_block(thread) + (place // 64 if decoder.share_blocks > 1 else 0)
+    block = decoder.share_start(thread) + (place // 64 if decoder.share_blocks > 1 else 0)
     np.testing.assert_array_equal(order // decoder.sf_vec, block)
     assert decoder.blocks == block.max() + 1
 

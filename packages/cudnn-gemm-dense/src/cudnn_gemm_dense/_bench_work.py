@@ -6,7 +6,7 @@ here for the check, traced by torch.compile and by JAX for the unfused chains.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import signature
 from typing import Any
 
@@ -240,11 +240,9 @@ class ClassDoor:
 
     @property
     def call(self) -> Callable[[], None]:
-        """The call as a user writes it, each argument by itself: a star takes a tenth of its time."""
-        names = ", ".join(f"x{index}" for index in range(len(self._arguments)))
-        last = "" if self._workspace is None else ", workspace=workspace"
-        write = eval(f"lambda execute, workspace, {names}: lambda: execute({names}{last})")
-        return write(self._op.execute, self._workspace, *self._arguments)
+        """The call as a user writes it; not behind a star, which takes a tenth of its time."""
+        given = {} if self._workspace is None else {"workspace": self._workspace}
+        return partial(self._op.execute, *self._arguments, **given)
 
     def check(self) -> None:
         """As `Work.check`, of what a call writes into the outputs."""

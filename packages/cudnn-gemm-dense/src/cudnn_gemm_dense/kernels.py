@@ -66,7 +66,7 @@ def product_of(problem: Problem) -> Product:
         glu=dict(signature.attributes).get("glu_layout"),
     )
     staged, sums = room(signature)
-    # dsrelu, whose epilogue reads a matrix, took 223 us so at (4096, 4096, 4096), and 215 from expanded weights.
+    # dsrelu, whose epilogue reads a matrix, took 223 us so at (4096, 4096, 4096), and 214 from expanded weights.
     reads = signature.op.endswith("dsrelu")
     if product.decodes and staged and not worth_decoding(product, problem.dims, reads):
         product = replace(product, decode=False)
@@ -75,9 +75,10 @@ def product_of(problem: Problem) -> Product:
 
 
 # From so many rows of activations on, expanding the weights once costs less than a main loop that decodes them; their
-# expanded form must fit this much memory. Measured on an H200 on 2026-12-02, at 1024, 4096 and 8192 rows: decoding
-# slows the main loop down by 5 % (MXFP8) or 3 to 4 % (FP4); expanding, and giving activations the order of decoded
-# weights, takes what 4 TB/s allow. Activations that are rewritten in any case get their order for nothing.
+# expanded form must fit this much memory. Measured on an H200 on 2026-12-02 by SwiGLU, torch.mm's time over ours from
+# decoded and from expanded weights: BF16 x MXFP8, MXFP4, NVFP4 at (4096, 4096, 4096) 0.87, 0.92, 0.91 and 0.92, 0.92,
+# 0.92, at (8192, 8192, 8192) 0.92, 0.97, 0.96 and 1.00, 1.01, 1.01; MXFP8 x MXFP8, whose activations are rewritten in
+# any case and get their order for nothing, 0.90 and 0.85, then 0.93 and 0.96. Between these points lie the numbers.
 EXPANDED_ROWS, EXPANDED_ROWS_MXFP4, EXPANDED_ROWS_REWRITTEN = 2048, 4096, 6144
 LARGEST_EXPANDED = 2**30
 # Offsets within a rewritten line, of four bytes an element at most, are 32-bit.

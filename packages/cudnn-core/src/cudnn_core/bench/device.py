@@ -7,7 +7,6 @@ clean lines: a sweep that wrote would make the timed kernel wait for its write-b
 
 import os
 import re
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +15,13 @@ from typing import Any
 
 import torch
 
-from .timing import Effort, device_sampler, host_times, medians
+from .timing import Effort, device_sampler, host_seconds, host_times, medians
 
 # No H100 or H200 runs faster, so that so many cycles last at least a second.
 CYCLES_PER_SECOND = 2.0e9
 _GIB = 1 << 30
-# Calls whose median tells how fast a core is, and how often it is taken.
-CORE_CALLS, CORE_ROUNDS = 100, 3
+# Calls whose median tells how fast a core is.
+CORE_CALLS = 300
 
 
 class Cuda:
@@ -125,16 +124,7 @@ class Cuda:
 
     def _core_seconds(self, call: Any, core: int) -> float:
         os.sched_setaffinity(0, {core})
-        found = []
-        for _ in range(CORE_ROUNDS):
-            self.drain()
-            times = []
-            for _ in range(CORE_CALLS):
-                start = self.now()
-                call()
-                times.append(self.now() - start)
-            found.append(statistics.median(times))
-        return min(found)
+        return host_seconds(self, call, CORE_CALLS)
 
 
 def folder_of(name: str) -> str:

@@ -159,12 +159,12 @@ def host_times(
     return found
 
 
-def host_seconds(clock: Clock, call: Call) -> float:
-    """Median time until an asynchronous call returns, of HOST_CALLS, the queue drained every DRAIN."""
+def host_seconds(clock: Clock, call: Call, calls: int = HOST_CALLS) -> float:
+    """Median time until an asynchronous call returns, of so many, the queue drained every DRAIN."""
     for _ in range(WARM_UP):
         call()
     times = []
-    for i in range(HOST_CALLS):
+    for i in range(calls):
         if i % DRAIN == 0:
             clock.drain()
         start = clock.now()

@@ -179,7 +179,7 @@ class Decoder:
         """Scales of a thread's share of a row in a raw stage: one a half, or one."""
         return max(1, self.tile_k // 4 // self.sf_vec)
 
-    def first_block(self, lane4: Int32) -> Int32:
+    def share_start(self, lane4: Int32) -> Int32:
         """The block with which the share of a quad's thread begins."""
         return lane4 * (self.tile_k // 4) // self.sf_vec
 

@@ -217,7 +217,7 @@ class DecodedBody(Loads):
             opaque(self.weights.data_offset(row0, lane % 4)),
             self.weights.scale_offsets(weights, tile.rows, item.n0, row0, downs, lane % 4),
             downs,
-            self.weights.decoder.first_block(lane % 4),
+            self.weights.decoder.share_start(lane % 4),
         )
 
     def registers(self) -> Registers:

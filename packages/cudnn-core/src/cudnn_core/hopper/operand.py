@@ -282,7 +282,7 @@ class BlockScaledOperand:
         row: in the tile that begins at row0; downs: how far below it the rows lie (0, 8, 32, 64 and
         sums of them).
         """
-        block = self.decoder.first_block(lane4)
+        block = self.decoder.share_start(lane4)
         share = (block >> 2) * ATOM_BYTES + (block & 3)
         if not self.glu:
             # Tiles of 64 rows can start in the middle of an atom.

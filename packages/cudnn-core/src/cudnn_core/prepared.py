@@ -7,6 +7,7 @@ door.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from .errors import mismatch
 from .overlap import overlap_check
 from .tuple_dict import TupleDict
 from .workspace import launcher_in, workspaces_of
+from .written_out import written_out
 
 if TYPE_CHECKING:
     from .op import Op
@@ -68,7 +70,7 @@ class Prepared:
             adapter.allocator(desc, getattr(operand, "initial", None), guarded=True)
             for _, operand, desc in made
         ]
-        self.run = self._runner(engine, makes, mutated)
+        self.run = self._runner(engine, len(present), makes, mutated)
         self.places = tuple(i for i, _, _ in made) if len(made) < len(self.names) else None
         self.gradient = None
 
@@ -100,40 +102,37 @@ class Prepared:
         return outputs
 
     def _runner(
-        self, engine: Engine, makes: Sequence[Callable[[], Any]], mutated: Sequence[int]
+        self,
+        engine: Engine,
+        inputs: int,
+        makes: Sequence[Callable[[], Any]],
+        mutated: Sequence[int],
     ) -> Callable[..., list[Any]]:
         op, adapter, problem, device = self.op, self.adapter, self.problem, self.device
-        call = callable_of(op, adapter, problem, engine, executable_of(engine, problem))
-        scalars = engine.scalars(problem)
-        scratch = scratch_maker(adapter, problem, engine)
-        check = overlap_check(op.contract, adapter, problem) if mutated else None
-        keeps = op.keeps_operands and device.type == "cuda"
-        ready, current_stream = adapter.readiness(device), adapter.stream_getter(device)
 
-        def run(
-            inputs: Sequence[Any], stream: Any = None, numbers: tuple[float, ...] = ()
-        ) -> list[Any]:
-            if ready is not None and not ready():
-                with adapter.guard(device):
-                    return run(inputs, stream, numbers)
-            made = [make() for make in makes]
-            if check is not None:
-                check(inputs)
-            handle = current_stream() if stream is None else adapter.stream_handle(stream, device)
-            spare = () if scratch is None else scratch(handle)
-            try:
-                call(*inputs, *made, *spare, *numbers, *scalars, handle)
-            except (TypeError, ValueError):
-                present = iter((*inputs, *made))
-                explain(op, [None if d is None else next(present) for d in problem.descs])
-                raise
-            for index in mutated:
-                adapter.written(inputs[index])
-            if keeps and handle:
-                adapter.keep_alive(inputs, handle)
-            return made
+        def refused(inputs: Sequence[Any], made: Sequence[Any]) -> None:
+            present = iter((*inputs, *made))
+            explain(op, [None if d is None else next(present) for d in problem.descs])
 
-        return run
+        nothing = shared_scratch(adapter, problem, engine)
+        return written_out(
+            callable_of(op, adapter, problem, engine, executable_of(engine, problem)),
+            inputs,
+            makes,
+            scratch_maker(adapter, problem, engine) if nothing is None else nothing,
+            len(workspaces_of(problem, engine)),
+            engine.scalars(problem),
+            ready_stream=adapter.ready_stream(device),
+            guard=partial(adapter.guard, device),
+            stream_handle=lambda stream: adapter.stream_handle(stream, device),
+            refused=refused,
+            check=overlap_check(op.contract, adapter, problem) if mutated else None,
+            written=adapter.written,
+            mutated=mutated,
+            keep_alive=(
+                adapter.keep_alive if op.keeps_operands and device.type == "cuda" else None
+            ),
+        )
 
 
 class Latest:
@@ -198,6 +197,14 @@ def launcher(
     return launcher_in(launch, op.contract, adapter, problem, engine) if given else launch
 
 
+def shared_scratch(adapter: Adapter, problem: Problem, engine: Engine) -> tuple[Any, ...] | None:
+    """The scratch memory of all calls, where there are no bytes into which they could write; None where there are."""
+    workspaces = workspaces_of(problem, engine)
+    if any(workspace.nbytes for workspace in workspaces):
+        return None
+    return tuple(adapter.empty(workspace.describe(problem.device)) for workspace in workspaces)
+
+
 def scratch_maker(
     adapter: Adapter, problem: Problem, engine: Engine
 ) -> Callable[[int], tuple[Any, ...]] | None:
@@ -205,11 +212,10 @@ def scratch_maker(
     workspaces = workspaces_of(problem, engine)
     if not workspaces:
         return None
-    descs = [workspace.describe(problem.device) for workspace in workspaces]
-    if not sum(workspace.nbytes for workspace in workspaces):
-        # Nobody can write into it, so all calls share it.
-        nothing = tuple(map(adapter.empty, descs))
+    nothing = shared_scratch(adapter, problem, engine)
+    if nothing is not None:
         return lambda handle: nothing
+    descs = [workspace.describe(problem.device) for workspace in workspaces]
     initial = [0.0 if workspace.zeroed else None for workspace in workspaces]
     return adapter.scratch(descs, initial)
 

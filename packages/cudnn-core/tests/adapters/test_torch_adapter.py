@@ -361,21 +361,22 @@ def test_a_thread_gets_its_context_once(cuda):
     assert cuda.contexts == [0]
 
 
-def test_a_device_is_ready_where_it_is_current_and_the_thread_has_a_context(cuda):
-    first, second = (ADAPTER.readiness(Device("cuda", index)) for index in (0, 1))
-    assert not first()
+def test_a_stream_is_ready_where_its_device_is_current_and_the_thread_has_a_context(cuda):
+    first, second = (ADAPTER.ready_stream(Device("cuda", index)) for index in (0, 1))
+    assert first() is None
     ADAPTER.guard(CUDA0)
-    assert first() and not second()
+    assert first() == 64 and second() is None
     cuda.device = 1
-    assert second() and not first()
-    assert ADAPTER.readiness(CPU) is None
+    assert second() == 64 and first() is None
+    assert ADAPTER.ready_stream(CPU)() == 0
 
 
-def test_the_stream_of_a_device_is_asked_for_anew(cuda):
-    current = ADAPTER.stream_getter(CUDA0)
+def test_the_ready_stream_is_asked_for_anew(cuda):
+    current = ADAPTER.ready_stream(CUDA0)
+    ADAPTER.guard(CUDA0)
     assert current() == 64
-    cuda.stream = 96
-    assert current() == 96 and ADAPTER.stream_getter(CPU)() == 0
+    cuda.stream = 0
+    assert current() == 0
 
 
 def test_the_current_stream_needs_no_context(cuda):

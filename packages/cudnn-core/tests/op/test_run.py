@@ -58,7 +58,9 @@ def test_a_call_makes_its_device_current_before_it_allocates(monkeypatch):
         make = allocator(*arguments, **named)
         return lambda: make() if current else pytest.fail("allocated elsewhere")
 
-    monkeypatch.setattr(NumpyAdapter, "readiness", lambda adapter, device: lambda: bool(current))
+    monkeypatch.setattr(
+        NumpyAdapter, "ready_stream", lambda adapter, device: lambda: 0 if current else None
+    )
     monkeypatch.setattr(NumpyAdapter, "guard", guard)
     monkeypatch.setattr(NumpyAdapter, "allocator", watched)
     OP.forget()

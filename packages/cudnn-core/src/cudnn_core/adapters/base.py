@@ -195,10 +195,6 @@ class Adapter(abc.ABC):
         """Handle of the stream on which the framework now queues work."""
         return 0
 
-    def stream_getter(self, device: Device) -> Callable[[], int]:
-        """`current_stream` of one device."""
-        return functools.partial(self.current_stream, device)
-
     def stream_handle(self, stream: Any, device: Device, argument: str = "stream") -> int:
         """Handle of a stream argument (see `streams.handle_of`); None is the current stream."""
         if stream is None:
@@ -209,9 +205,9 @@ class Adapter(abc.ABC):
         """Makes `device` current inside the context; does nothing when it is."""
         return NOTHING_TO_GUARD
 
-    def readiness(self, device: Device) -> Callable[[], bool] | None:
-        """ready(): whether `device` is current in this thread, `guard` not needed; None where it always is."""
-        return None
+    def ready_stream(self, device: Device) -> Callable[[], int | None]:
+        """stream(): `current_stream`, or None where `guard` has to make `device` current in this thread first."""
+        return functools.partial(self.current_stream, device)
 
     def on_stream(self, stream: Any, device: Device) -> contextlib.AbstractContextManager:
         """Makes the stream current inside the context, so that it owns what is allocated there.

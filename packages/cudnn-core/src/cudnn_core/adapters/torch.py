@@ -217,11 +217,6 @@ class TorchAdapter(Adapter):
             return 0
         return torch._C._cuda_getCurrentRawStream(device.index)
 
-    def stream_getter(self, device: Device) -> Callable[[], int]:
-        if device.type != "cuda":
-            return super().stream_getter(device)
-        return functools.partial(torch._C._cuda_getCurrentRawStream, device.index)
-
     def guard(self, device: Device) -> contextlib.AbstractContextManager:
         if device.type != "cuda":
             return NOTHING_TO_GUARD
@@ -233,11 +228,18 @@ class TorchAdapter(Adapter):
             _thread.has_context = True
         return NOTHING_TO_GUARD
 
-    def readiness(self, device: Device) -> Callable[[], bool] | None:
+    def ready_stream(self, device: Device) -> Callable[[], int | None]:
         if device.type != "cuda":
-            return None
+            return super().ready_stream(device)
         index, current_device = device.index, torch._C._cuda_getDevice
-        return lambda: current_device() == index and hasattr(_thread, "has_context")
+        current_stream = torch._C._cuda_getCurrentRawStream
+
+        def stream() -> int | None:
+            if current_device() == index and hasattr(_thread, "has_context"):
+                return current_stream(index)
+            return None
+
+        return stream
 
     def on_stream(self, stream: Any, device: Device) -> contextlib.AbstractContextManager:
         if device.type != "cuda":

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from .protocol import Call, Train
 
-# Host time is the median of this many calls; the queue is drained after each hundred.
-HOST_CALLS, DRAIN = 1000, 100
-# Such medians are taken so many times, in turns: whatever else the machine does only adds, so the least counts.
-HOST_ROUNDS = 5
+# Host time is the median of this many calls. Whatever else the machine does only adds, so that of many such medians the
+# least counts. Short ones, in turns, since what a neighbour takes from a core comes and goes within a second; and each
+# round of so many turns looks anew for the fastest core.
+HOST_CALLS, HOST_TURNS, HOST_ROUNDS = 100, 10, 5
 WARM_UP = 3
 # Calls whose median tells how long the host needs for one, and how often a sample that came too late is taken again.
 TRIAL_CALLS, TRIES = 5, 5
@@ -149,24 +149,24 @@ def slope(clock: Clock, train: Train, length: int = SHORT_TRAIN) -> float:
 def host_times(
     clock: Clock, calls: Mapping[str, Call], rounds: int = HOST_ROUNDS
 ) -> dict[str, float]:
-    """Of each call the least of so many `host_seconds`, the calls in turns."""
+    """Of each call the least of many `host_seconds`, the calls in turns."""
     names = list(calls)
     found = dict.fromkeys(names, math.inf)
-    with clock.quiet():
-        for round_ in range(rounds):
-            for name in _turn(names, round_):
-                found[name] = min(found[name], host_seconds(clock, calls[name]))
+    for _ in range(rounds):
+        with clock.quiet():
+            for turn in range(HOST_TURNS):
+                for name in _turn(names, turn):
+                    found[name] = min(found[name], host_seconds(clock, calls[name]))
     return found
 
 
 def host_seconds(clock: Clock, call: Call, calls: int = HOST_CALLS) -> float:
-    """Median time until an asynchronous call returns, of so many, the queue drained every DRAIN."""
+    """Median time until an asynchronous call returns, of so many that begin with nothing queued."""
     for _ in range(WARM_UP):
         call()
+    clock.drain()
     times = []
-    for i in range(calls):
-        if i % DRAIN == 0:
-            clock.drain()
+    for _ in range(calls):
         start = clock.now()
         call()
         times.append(clock.now() - start)

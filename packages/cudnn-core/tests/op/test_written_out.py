@@ -1,0 +1,145 @@
+"""The written-out call: what reaches the executable, in which order, on which stream, and what is told of it."""
+
+import contextlib
+
+import pytest
+
+from cudnn_core.written_out import written_out
+
+
+class Log(list):
+    """What was done, in order; each part of a call adds a line."""
+
+    def part(self, name, result=None):
+        def do(*arguments):
+            self.append((name, *arguments))
+            return result
+
+        return do
+
+
+@pytest.fixture
+def log():
+    return Log()
+
+
+def build(
+    log, *, inputs=2, outputs=1, scratch=(), scratches=0, scalars=(), ready=lambda: 0, **parts
+):
+    makes = [lambda i=i: f"y{i}" for i in range(outputs)]
+    parts = {
+        "call": log.part("call"),
+        "guard": contextlib.nullcontext,
+        "stream_handle": int,
+        "refused": log.part("refused"),
+        **parts,
+    }
+    call = parts.pop("call")
+    return written_out(
+        call, inputs, makes, scratch, scratches, scalars, ready_stream=ready, **parts
+    )
+
+
+@pytest.mark.parametrize("inputs", [0, 1, 5])
+@pytest.mark.parametrize("outputs", [0, 1, 3])
+@pytest.mark.parametrize("scratches", [0, 1, 2])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("numbers", [(), (1.5, 2.5)])
+def test_all_arguments_in_order(log, inputs, outputs, scratches, shared, numbers):
+    xs, spare = list(range(inputs)), tuple(f"s{i}" for i in range(scratches))
+    ys = [f"y{i}" for i in range(outputs)]
+    scratch = spare if shared else (lambda handle: (log.append(("scratch", handle)), spare)[1])
+    run = build(
+        log,
+        inputs=inputs,
+        outputs=outputs,
+        scratch=scratch,
+        scratches=scratches,
+        scalars=(132, "c"),
+    )
+    assert run(xs, None, numbers) == ys
+    asked = [] if shared or not scratches else [("scratch", 0)]
+    assert log == [*asked, ("call", *xs, *ys, *spare, *numbers, 132, "c", 0)]
+
+
+def test_a_list_of_its_own_for_each_call(log):
+    run = build(log)
+    first = run((1, 2))
+    first.append(None)
+    assert run((1, 2)) == ["y0"]
+
+
+def test_a_given_stream_counts_for_the_scratch_memory_too(log):
+    run = build(log, scratch=lambda handle: (f"s at {handle}",), scratches=1)
+    run((1, 2), "96")
+    run((1, 2))
+    assert log == [("call", 1, 2, "y0", "s at 96", 96), ("call", 1, 2, "y0", "s at 0", 0)]
+
+
+def test_everything_happens_inside_the_guard(log):
+    inside = []
+
+    @contextlib.contextmanager
+    def guard():
+        inside.append(1)
+        log.append("enter")
+        yield
+        log.append("leave")
+        inside.pop()
+
+    run = build(log, ready=lambda: 7 if inside else None, guard=guard, check=log.part("check"))
+    run((1, 2), None, (0.5,))
+    assert log == ["enter", ("check", (1, 2)), ("call", 1, 2, "y0", 0.5, 7), "leave"]
+
+
+def test_a_refusal_of_operands_comes_before_anything_is_made(log):
+    def check(inputs):
+        raise ValueError("an overlap")
+
+    run = build(log, check=check, outputs=0)
+    with pytest.raises(ValueError, match="an overlap"):
+        run((1, 2))
+    assert not log
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+def test_a_refusal_by_the_executable_is_told_again_or_stays(log, error):
+    def call(*arguments):
+        raise error("words of its own")
+
+    with pytest.raises(error, match="words of its own"):
+        build(log, call=call)((1, 2))
+    assert log == [("refused", (1, 2), ["y0"])]
+
+    def refused(inputs, made):
+        raise ValueError("the contract's words")
+
+    with pytest.raises(ValueError, match="the contract's words"):
+        build(log, call=call, refused=refused)((1, 2))
+
+
+def test_other_errors_are_not_explained(log):
+    def call(*arguments):
+        raise RuntimeError("no launch")
+
+    with pytest.raises(RuntimeError, match="no launch"):
+        build(log, call=call, written=log.part("written"), mutated=(0,))((1, 2))
+    assert not log
+
+
+def test_mutated_inputs_are_told_after_the_call(log):
+    build(log, written=log.part("written"), mutated=(0, 1))((1, 2))
+    assert log == [("call", 1, 2, "y0", 0), ("written", 1), ("written", 2)]
+
+
+@pytest.mark.parametrize("handle", [0, 96])
+def test_operands_are_kept_alive_on_other_streams_than_the_default(log, handle):
+    build(log, ready=lambda: handle, keep_alive=log.part("keep"))((1, 2))
+    kept = [("keep", (1, 2), handle)] if handle else []
+    assert log == [("call", 1, 2, "y0", handle), *kept]
+
+
+def test_as_many_inputs_as_the_problem_has(log):
+    with pytest.raises(ValueError, match="unpack"):
+        build(log)((1, 2, 3))
+    assert not log

@@ -29,7 +29,8 @@ class Prepared:
     """A bound problem on one adapter: allocates its outputs and launches. Holds no tensor.
 
     run(inputs, stream=None, numbers=()) gives the outputs that apply, a new list, from the inputs that are present:
-    between it and the executable stands nothing that a problem could have settled beforehand.
+    between it and the executable stands nothing that a problem could have settled beforehand. runner(order=...) makes
+    another that gives them in another order (`written_out`).
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class Prepared:
         "present",
         "problem",
         "run",
+        "runner",
     )
 
     def __init__(self, op: Op, adapter: Adapter, problem: Problem) -> None:
@@ -70,7 +72,8 @@ class Prepared:
             adapter.allocator(desc, getattr(operand, "initial", None), guarded=True)
             for _, operand, desc in made
         ]
-        self.run = self._runner(engine, len(present), makes, mutated)
+        self.runner = self._way(engine, inputs=len(present), makes=makes, mutated=mutated)
+        self.run = self.runner()
         self.places = tuple(i for i, _, _ in made) if len(made) < len(self.names) else None
         self.gradient = None
 
@@ -101,13 +104,8 @@ class Prepared:
             outputs[at] = x
         return outputs
 
-    def _runner(
-        self,
-        engine: Engine,
-        inputs: int,
-        makes: Sequence[Callable[[], Any]],
-        mutated: Sequence[int],
-    ) -> Callable[..., list[Any]]:
+    def _way(self, engine: Engine, **known: Any) -> Callable[..., Callable[..., Sequence[Any]]]:
+        """`written_out` of this problem, of which only the order of the results is left open."""
         op, adapter, problem, device = self.op, self.adapter, self.problem, self.device
 
         def refused(inputs: Sequence[Any], made: Sequence[Any]) -> None:
@@ -115,23 +113,22 @@ class Prepared:
             explain(op, [None if d is None else next(present) for d in problem.descs])
 
         nothing = shared_scratch(adapter, problem, engine)
-        return written_out(
+        return partial(
+            written_out,
             callable_of(op, adapter, problem, engine, executable_of(engine, problem)),
-            inputs,
-            makes,
-            scratch_maker(adapter, problem, engine) if nothing is None else nothing,
-            len(workspaces_of(problem, engine)),
-            engine.scalars(problem),
+            scratch=scratch_maker(adapter, problem, engine) if nothing is None else nothing,
+            scratches=len(workspaces_of(problem, engine)),
+            scalars=engine.scalars(problem),
             ready_stream=adapter.ready_stream(device),
             guard=partial(adapter.guard, device),
             stream_handle=lambda stream: adapter.stream_handle(stream, device),
             refused=refused,
-            check=overlap_check(op.contract, adapter, problem) if mutated else None,
+            check=overlap_check(op.contract, adapter, problem) if known["mutated"] else None,
             written=adapter.written,
-            mutated=mutated,
             keep_alive=(
                 adapter.keep_alive if op.keeps_operands and device.type == "cuda" else None
             ),
+            **known,
         )
 
 

@@ -30,7 +30,7 @@ def run(inputs, stream=None, numbers=()):
         raise
     {written}
     {keep}
-    return [{made}]
+    return {result}
 """
 
 
@@ -50,9 +50,12 @@ def written_out(
     written: Callable[[Any], None] | None = None,
     mutated: Sequence[int] = (),
     keep_alive: Callable[[Sequence[Any], int], None] | None = None,
-) -> Callable[..., list[Any]]:
-    """run(inputs, stream=None, numbers=()): the outputs, a new list, of
+    order: Sequence[int | None] | None = None,
+) -> Callable[..., Sequence[Any]]:
+    """run(inputs, stream=None, numbers=()): makes the outputs and calls
     call(*inputs, *outputs, *scratch, *numbers, *scalars, handle).
+
+    The outputs come in a new list; with `order` in a tuple, each number standing for one of them, and None for None.
 
     makes: one a output. scratch: of so many arrays, the same for all calls, or a function of the stream's handle.
     ready_stream(): that handle, or None where the call has to run inside guard(). check(inputs): before anything is
@@ -80,6 +83,7 @@ def written_out(
     if not is_made:
         names.update(zip(spare, scratch, strict=True))
     constants = [f"c{i}" for i in range(len(scalars))]
+    ordered = [f"{None if i is None else made[i]}, " for i in order or ()]
     source = LINES.format(
         unpack=f"{', '.join(given)}, = inputs" if given else "",
         check="check(inputs)" if check else "",
@@ -88,6 +92,7 @@ def written_out(
         arguments=", ".join([*given, *made, *spare, "*numbers", *constants, "handle"]),
         made=", ".join(made),
         written="; ".join(f"written({given[i]})" for i in mutated),
+        result=f"[{', '.join(made)}]" if order is None else f"({''.join(ordered)})",
         keep="if handle: keep_alive(inputs, handle)" if keep_alive else "",
     )
     exec(compile(source, f"<{__name__}>", "exec"), names)

@@ -112,6 +112,19 @@ def test_host_time_leaves_the_device_out(clock):
     assert clock.log == [*["f"] * warm, "drain", *["f"] * calls, "drain"]
 
 
+def test_host_time_ends_when_a_call_returns(clock):
+    class Result:
+        def __del__(self):
+            clock.host += 30 * MICRO
+
+    def call():
+        clock.host += 3 * MICRO
+        return Result()
+
+    assert timing.host_seconds(clock, call) == pytest.approx(3 * MICRO)
+    assert clock.host == pytest.approx(33 * MICRO * (timing.WARM_UP + timing.HOST_CALLS))
+
+
 def test_host_times_are_the_least_of_medians_in_turns(clock):
     """Most turns lie in a busy spell of the machine, which adds to all calls; each has one turn without."""
     taken, one = [], timing.WARM_UP + timing.HOST_CALLS

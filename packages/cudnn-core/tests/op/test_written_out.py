@@ -69,6 +69,13 @@ def test_a_list_of_its_own_for_each_call(log):
     assert run((1, 2)) == ["y0"]
 
 
+@pytest.mark.parametrize("order", [(), (0,), (None, 1, 0), (2, None, None, 2)])
+def test_the_outputs_in_another_order(log, order):
+    made = build(log, outputs=3, order=order)((1, 2))
+    assert made == tuple(None if i is None else f"y{i}" for i in order)
+    assert log == [("call", 1, 2, "y0", "y1", "y2", 0)]
+
+
 def test_a_given_stream_counts_for_the_scratch_memory_too(log):
     run = build(log, scratch=lambda handle: (f"s at {handle}",), scratches=1)
     run((1, 2), "96")

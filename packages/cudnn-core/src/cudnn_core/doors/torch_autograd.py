@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -55,7 +54,7 @@ class _Tape:
         self.adapter = prepared.adapter
         self.op = op.backward
         self.attributes = op.attributes_of_backward(dict(problem.signature.attributes))
-        self.backwards: dict[Any, Prepared] = {}
+        self.backwards: dict[Any, Callable[..., Sequence[Any]]] = {}
         self.latest = Latest(LOOKS if self.single else 0)
         given = [desc is not None for desc in (*problem.descs[: len(op.contract.inputs)],)]
         self.given = (*given, *(desc is not None for desc in problem.outputs))
@@ -64,23 +63,22 @@ class _Tape:
         self.needed = [at for at, spare in enumerate(self.spare) if not spare]
         names = [o.name for o, there in zip(op.contract.inputs, given, strict=True) if there]
         gradients = [n[1:] for n in op.backward.output_names if n[1:] in names]
-        # From the gradients that are made and a last None: the tape's, then of each present input its own.
-        places = [gradients.index(name) if name in gradients else -1 for name in names]
-        self.arranged = itemgetter(-1, *places)
+        # The tape has none; then of each present input its own.
+        places = [gradients.index(name) if name in gradients else None for name in names]
+        self.order = (None, *places)
 
     def gradients(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """None, then the gradients of the present inputs, from these and the gradients of the outputs."""
         tensors = self.resolved(tensors)
         key = self.key(tensors)
-        prepared = self.backwards.get(key)
-        if prepared is None:
+        run = self.backwards.get(key)
+        if run is None:
             if len(self.backwards) >= REMEMBERED:
                 self.backwards.clear()
-            prepared = self.backwards[key] = self.op.prepare(self.full(tensors), self.attributes)
-        self.latest.remember(self.adapter, tensors, prepared)
-        made = prepared.run([x for x in tensors if x is not None])
-        made.append(None)
-        return self.arranged(made)
+            prepared = self.op.prepare(self.full(tensors), self.attributes)
+            run = self.backwards[key] = prepared.runner(order=self.order)
+        self.latest.remember(self.adapter, tensors, run)
+        return run([x for x in tensors if x is not None])
 
     def full(self, tensors: Sequence[Any]) -> list[Any]:
         """The operands of the backward op in contract order."""
@@ -106,9 +104,7 @@ class _Call(torch.autograd.Function):
         latest = tape.latest.call
         # A gradient that is None makes it another call.
         if latest is not None and latest[0](*tensors) and not torch.is_grad_enabled():
-            made = latest[1].run(tensors)
-            made.append(None)
-            return tape.arranged(made)
+            return latest[1](tensors)
         for at in tape.needed:
             if cotangents[at] is None:
                 tensors = (*inputs, *completed(inputs[0], cotangents, tape.spare, tape.made))

@@ -1,10 +1,12 @@
 """Configurations of the dense Hopper kernels: everything that is fixed at compile time.
 
-May import the standard library and cudnn_core.hopper.tile: planning a call needs neither the DSL nor a GPU.
+May import the standard library, cudnn_core.dtypes and cudnn_core.hopper.tile: planning a call needs neither the DSL nor
+a GPU.
 """
 
 from dataclasses import dataclass, field
 
+from cudnn_core.dtypes import as_dtype
 from cudnn_core.hopper.tile import TileConfig
 
 __all__ = ["RECIPES", "FusedConfig", "GemmAmaxConfig", "Product", "Side", "Stored", "TileConfig"]
@@ -35,6 +37,11 @@ class Side:
     container: str = "native"
     sf_container: str = "native"
     sf_form: str = "logical"
+
+    @property
+    def bits(self) -> int:
+        """Of an element."""
+        return as_dtype(self.dtype).bits
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from cudnn_core.cache import KernelSource
 from cudnn_core.contract import Contract, Problem, ScaleFactor, Signature
 from cudnn_core.device_info import device_info
 from cudnn_core.engine import Workspace
-from cudnn_core.hopper.rules import EVENED, SQUARE, UNIT, WIDE, choose, rules_for
+from cudnn_core.hopper.rules import EVENED, SQUARE, UNIT, WIDE, choose, rules_for, unit_of
 from cudnn_core.hopper.tile import ACCUMULATORS, ROOMY_SUMS, TileConfig
 from cudnn_core.hopper.workspace import expanded_bytes, flag_bytes, following, partial_bytes
 from cudnn_core.plan import Plan
@@ -215,8 +215,8 @@ def source(plan: Plan) -> KernelSource:
 # The tensor core truncates each sum it adds to, so long contractions drift towards zero; beyond this length the
 # partial sums are promoted. At K = 8192 the relative error stays below 1e-5 without it.
 LONGEST_PLAIN_K = 8192
-# Fewer tiles than this leave too many multiprocessors idle (an H200 has 132).
-ENOUGH_TILES = 100
+# Of an H100 or H200; fewer tiles than ENOUGH_TILES leave too many of them idle.
+MULTIPROCESSORS, ENOUGH_TILES = 132, 100
 
 
 def swapped(bm: int, bn: int, stages: int, raw_stages: int, **more) -> TileConfig:
@@ -268,7 +268,7 @@ def choose_tile(
                 (tile, split)
                 for tile, split in fitting
                 if tile.promote_k is not None
-                or longest_sum(tile, split, m, n, k, batches) <= LONGEST_PLAIN_K
+                or longest_sum(tile, split, m, n, k, batches, product.b.bits) <= LONGEST_PLAIN_K
             ),
             FEW_ROWS[-1],
         )
@@ -283,17 +283,19 @@ def choose_tile(
 
 
 def longest_sum(
-    tile: TileConfig, split: int, m: int, n: int, k: int, batches: int, multiprocessors: int = 132
+    tile: TileConfig, split: int, m: int, n: int, k: int, batches: int, bits: int
 ) -> int:
-    """K elements that stream-K gives one block of a tile at most; fewer where parts cannot be equal."""
+    """K elements that stream-K gives one of 132 blocks of a tile at most, with weights of so many bits."""
     tiles = -(-m // tile.bm) * -(-n // tile.bn) * batches
-    if not 0 < tiles < multiprocessors:
+    if not 0 < tiles < MULTIPROCESSORS:
         return k
-    units = tiles * -(-k // UNIT)
-    sharers = max(1, min(multiprocessors, units // split))
-    if sharers // tiles * tiles * EVENED[1] >= sharers * EVENED[0]:
-        sharers = sharers // tiles * tiles
-    return min(k, UNIT * -(-units // sharers))
+    unit = unit_of(tile, bits)
+    each = -(-k // unit)
+    sharers = max(1, min(MULTIPROCESSORS, tiles * each // max(1, split * UNIT // unit)))
+    parts = sharers // tiles
+    if parts and each % parts == 0 and parts * tiles * EVENED[1] >= sharers * EVENED[0]:
+        sharers = parts * tiles
+    return min(k, unit * -(-tiles * each // sharers))
 
 
 def amax_examples(contract: Contract, everything: bool) -> Iterator[tuple[str, Problem]]:

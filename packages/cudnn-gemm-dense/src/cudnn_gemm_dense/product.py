@@ -18,7 +18,7 @@ from cudnn_core.hopper.gemm import HopperGemm
 from cudnn_core.hopper.matrix import MatrixOperand
 from cudnn_core.hopper.operand import BlockScaledOperand
 from cudnn_core.hopper.plain import PlainBody
-from cudnn_core.hopper.rules import UNIT
+from cudnn_core.hopper.rules import UNIT, unit_of
 from cudnn_core.hopper.schedule import DenseSchedule
 from cudnn_core.hopper.stream import StreamSchedule
 from cudnn_core.hopper.tile import SHARED_MEMORY
@@ -93,6 +93,14 @@ def shorter(product: Product) -> Iterator[Product]:
         yield replace(product, tile=made)
 
 
+def schedule_of(product: Product) -> DenseSchedule:
+    """In which order thread blocks take tiles, or parts of them."""
+    if product.split is None:
+        return DenseSchedule(product.tile)
+    unit = unit_of(product.tile, product.b.bits) if product.decodes else UNIT
+    return StreamSchedule(product.tile, unit, max(1, product.split * UNIT // unit))
+
+
 @dataclass(frozen=True)
 class Operands:
     """Run-time values of a product: what the kernel takes for its two sides, and the extents."""
@@ -115,11 +123,7 @@ class Multiply:
         if reason is not None:
             raise NotImplementedError(reason)
         self.product, self.epilogue, self.body = product, epilogue, body_of(product)
-        schedule = DenseSchedule(product.tile)
-        if product.split is not None:
-            unit = max(UNIT, self.body.stage_k) if product.decodes else UNIT
-            least = max(1, product.split * UNIT // unit)
-            schedule = StreamSchedule(product.tile, unit, least)
+        schedule = schedule_of(product)
         # Not with plain operands: thread blocks that start wherever a multiprocessor comes free are no neighbours any
         # more, and ask more of the L2 cache (on an H200 products of 128x128 tiles took more than a third longer).
         follows = product.decodes and any(product.treatments)

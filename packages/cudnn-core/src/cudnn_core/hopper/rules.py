@@ -7,10 +7,15 @@ from dataclasses import dataclass, replace
 
 from .tile import TileConfig
 
-# K elements of stream-K's unit of work.
+# K elements of stream-K's unit of work, at least.
 UNIT = 128
 # Which share of its walkers stream-K keeps at least to give each an equal part of one tile.
 EVENED = (15, 16)
+
+
+def unit_of(tile: TileConfig, bits: int) -> int:
+    """K elements of stream-K's unit where the weights have so many bits and are decoded: those of a raw stage."""
+    return max(UNIT, tile.raw_pieces * 512 // bits)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-# `check(inputs)`, `spare(handle)`, `written` and `keep_alive` are there or not; so is each operand.
+# What a problem has no use for leaves an empty line.
 LINES = """
 def run(inputs, stream=None, numbers=()):
     handle = ready_stream()
@@ -57,7 +57,7 @@ def written_out(
 
     The outputs come in a new list; with `order` in a tuple, each number standing for one of them, and None for None.
 
-    makes: one a output. scratch: of so many arrays, the same for all calls, or a function of the stream's handle.
+    makes: one for each output. scratch: so many arrays, the same for all calls, or a function of the stream's handle.
     ready_stream(): that handle, or None where the call has to run inside guard(). check(inputs): before anything is
     made. refused(inputs, outputs): after `call` raised a TypeError or ValueError, to say it better. written(input): of
     each one of `mutated`. keep_alive(inputs, handle): on streams other than the default one.

@@ -72,7 +72,7 @@ class Prepared:
             adapter.allocator(desc, getattr(operand, "initial", None), guarded=True)
             for _, operand, desc in made
         ]
-        self.runner = self._way(engine, inputs=len(present), makes=makes, mutated=mutated)
+        self.runner = self._open_runner(engine, inputs=len(present), makes=makes, mutated=mutated)
         self.run = self.runner()
         self.places = tuple(i for i, _, _ in made) if len(made) < len(self.names) else None
         self.gradient = None
@@ -104,7 +104,9 @@ class Prepared:
             outputs[at] = x
         return outputs
 
-    def _way(self, engine: Engine, **known: Any) -> Callable[..., Callable[..., Sequence[Any]]]:
+    def _open_runner(
+        self, engine: Engine, **known: Any
+    ) -> Callable[..., Callable[..., Sequence[Any]]]:
         """`written_out` of this problem, of which only the order of the results is left open."""
         op, adapter, problem, device = self.op, self.adapter, self.problem, self.device
 
@@ -112,11 +114,11 @@ class Prepared:
             present = iter((*inputs, *made))
             explain(op, [None if d is None else next(present) for d in problem.descs])
 
-        nothing = shared_scratch(adapter, problem, engine)
+        shared = shared_scratch(adapter, problem, engine)
         return partial(
             written_out,
             callable_of(op, adapter, problem, engine, executable_of(engine, problem)),
-            scratch=scratch_maker(adapter, problem, engine) if nothing is None else nothing,
+            scratch=scratch_maker(adapter, problem, engine) if shared is None else shared,
             scratches=len(workspaces_of(problem, engine)),
             scalars=engine.scalars(problem),
             ready_stream=adapter.ready_stream(device),

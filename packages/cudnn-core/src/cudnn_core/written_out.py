@@ -67,6 +67,7 @@ def written_out(
         for letter, count in (("x", inputs), ("y", len(makes)), ("s", scratches))
     )
     names = {
+        "__name__": __name__,
         "call": call,
         "ready_stream": ready_stream,
         "guard": guard,

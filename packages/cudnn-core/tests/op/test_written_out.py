@@ -24,9 +24,20 @@ def log():
 
 
 def build(
-    log, *, inputs=2, outputs=1, scratch=(), scratches=0, scalars=(), ready=lambda: 0, **parts
+    log,
+    *,
+    inputs=2,
+    outputs=1,
+    scratch=(),
+    scratches=0,
+    scalars=(),
+    ready=lambda: 0,
+    made=(),
+    **parts,
 ):
-    makes = [lambda i=i: f"y{i}" for i in range(outputs)]
+    """made: what makes an output, by number, where that is to be seen."""
+    made = dict(made)
+    makes = [made.get(i) or (lambda i=i: f"y{i}") for i in range(outputs)]
     parts = {
         "call": log.part("call"),
         "guard": contextlib.nullcontext,
@@ -95,15 +106,23 @@ def test_everything_happens_inside_the_guard(log):
         inside.pop()
 
     run = build(log, ready=lambda: 7 if inside else None, guard=guard, check=log.part("check"))
-    run((1, 2), None, (0.5,))
-    assert log == ["enter", ("check", (1, 2)), ("call", 1, 2, "y0", 0.5, 7), "leave"]
+    for stream, handle in ((None, 7), ("96", 96)):
+        log.clear()
+        run((1, 2), stream, (0.5,))
+        assert log == ["enter", ("check", (1, 2)), ("call", 1, 2, "y0", 0.5, handle), "leave"]
 
 
 def test_a_refusal_of_operands_comes_before_anything_is_made(log):
     def check(inputs):
         raise ValueError("an overlap")
 
-    run = build(log, check=check, outputs=0)
+    run = build(
+        log,
+        check=check,
+        made={0: log.part("make")},
+        scratch=log.part("scratch", ("s0",)),
+        scratches=1,
+    )
     with pytest.raises(ValueError, match="an overlap"):
         run((1, 2))
     assert not log
@@ -139,9 +158,11 @@ def test_mutated_inputs_are_told_after_the_call(log):
     assert log == [("call", 1, 2, "y0", 0), ("written", 1), ("written", 2)]
 
 
-@pytest.mark.parametrize("handle", [0, 96])
-def test_operands_are_kept_alive_on_other_streams_than_the_default(log, handle):
-    build(log, ready=lambda: handle, keep_alive=log.part("keep"))((1, 2))
+@pytest.mark.parametrize(
+    "current, given, handle", [(0, None, 0), (96, None, 96), (0, 96, 96), (96, 0, 0)]
+)
+def test_operands_are_kept_alive_on_other_streams_than_the_default(log, current, given, handle):
+    build(log, ready=lambda: current, keep_alive=log.part("keep"))((1, 2), given)
     kept = [("keep", (1, 2), handle)] if handle else []
     assert log == [("call", 1, 2, "y0", handle), *kept]
 

@@ -160,10 +160,10 @@ def more_decoded() -> tuple[Rule, ...]:
 
 
 def allows_decoded(rule: Rule, problem: Extents) -> bool:
-    """Long sums, of one block, are for tiles that promote them; those of FP4 are shared out in the longest units."""
+    """Long sums, of one block, are for tiles that promote them, whichever weights have them."""
     m, n, depth = problem
     if rule.split is not None:
-        depth = longest_sum(rule.tile, rule.split, m, n, depth, 1, 4)
+        depth = max(longest_sum(rule.tile, rule.split, m, n, depth, 1, bits) for bits in (4, 8))
     is_short = depth <= LONGEST_PLAIN_K or rule.tile.promote_k is not None
     return is_short and anywhere(rule, problem)
 

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
+from cudnn_core.dtypes import as_dtype
 from cudnn_gemm_dense import (
     gemm_amax_wrapper,
     gemm_dsrelu_wrapper,
     gemm_srelu_wrapper,
     gemm_swiglu_wrapper,
 )
+from cudnn_gemm_dense.config import Side
 from cudnn_gemm_dense.testing import (
     FORMATS,
     column_tensor,
@@ -127,3 +129,11 @@ def test_infinities_of_wide_operands():
     c, amax = gemm_amax_wrapper(*sides(call))
     np.testing.assert_array_equal(values(c), call.accumulator())
     assert amax.item() == np.inf
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"],
+)
+def test_a_side_of_a_kernel_knows_the_size_of_its_elements(dtype):
+    assert Side(dtype).bits == as_dtype(dtype).bits

@@ -6,7 +6,6 @@ May import numpy, pytest, the project's planning and, in functions, the CuTe DSL
 import numpy as np
 import pytest
 
-from cudnn_core.dtypes import as_dtype
 from cudnn_gemm_dense.config import Product, Side
 from cudnn_gemm_dense.kernels import FEW_ROWS, LONGEST_PLAIN_K, longest_sum
 
@@ -41,14 +40,6 @@ def longest_parts(schedule, problems):
     out = np.full(len(problems), -1, np.int32)
     walk(from_dlpack(np.array(problems, np.int32)), from_dlpack(out))
     return out.tolist()
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    ["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"],
-)
-def test_a_side_knows_the_size_of_its_elements(dtype):
-    assert Side(dtype).bits == as_dtype(dtype).bits
 
 
 @pytest.mark.parametrize("format", FORMATS)

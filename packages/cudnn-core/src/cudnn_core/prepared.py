@@ -114,11 +114,10 @@ class Prepared:
             present = iter((*inputs, *made))
             explain(op, [None if d is None else next(present) for d in problem.descs])
 
-        shared = shared_scratch(adapter, problem, engine)
         return partial(
             written_out,
             callable_of(op, adapter, problem, engine, executable_of(engine, problem)),
-            scratch=scratch_maker(adapter, problem, engine) if shared is None else shared,
+            scratch=scratch_of(adapter, problem, engine),
             scratches=len(workspaces_of(problem, engine)),
             scalars=engine.scalars(problem),
             ready_stream=adapter.ready_stream(device),
@@ -191,32 +190,30 @@ def launcher(
     launch(tensors, stream, numbers, workspace) instead, with the caller's scratch memory (`workspace.launcher_in`).
     """
     call = callable_of(op, adapter, problem, engine, executable)
-    scratch = None if given else scratch_maker(adapter, problem, engine)
+    scratch = None if given else per_call(scratch_of(adapter, problem, engine))
     launch = adapter.launcher(call, problem.device, engine.scalars(problem), scratch)
     return launcher_in(launch, op.contract, adapter, problem, engine) if given else launch
 
 
-def shared_scratch(adapter: Adapter, problem: Problem, engine: Engine) -> tuple[Any, ...] | None:
-    """The scratch memory of all calls, where there are no bytes into which they could write; None where there are."""
-    workspaces = workspaces_of(problem, engine)
-    if any(workspace.nbytes for workspace in workspaces):
-        return None
-    return tuple(adapter.empty(workspace.describe(problem.device)) for workspace in workspaces)
-
-
-def scratch_maker(
+def scratch_of(
     adapter: Adapter, problem: Problem, engine: Engine
-) -> Callable[[int], tuple[Any, ...]] | None:
-    """What gives a call on a stream its scratch memory; None where there is nothing to take it."""
+) -> tuple[Any, ...] | Callable[[int], tuple[Any, ...]]:
+    """Scratch memory: what all calls share where they have no bytes, else what gives a call on a stream its own."""
     workspaces = workspaces_of(problem, engine)
-    if not workspaces:
-        return None
-    nothing = shared_scratch(adapter, problem, engine)
-    if nothing is not None:
-        return lambda handle: nothing
     descs = [workspace.describe(problem.device) for workspace in workspaces]
+    if not any(workspace.nbytes for workspace in workspaces):
+        return tuple(map(adapter.empty, descs))
     initial = [0.0 if workspace.zeroed else None for workspace in workspaces]
     return adapter.scratch(descs, initial)
+
+
+def per_call(
+    scratch: tuple[Any, ...] | Callable[[int], tuple[Any, ...]],
+) -> Callable[[int], tuple[Any, ...]] | None:
+    """`scratch_of` as a function of the stream's handle; None where there is nothing to take."""
+    if callable(scratch):
+        return scratch
+    return (lambda handle: scratch) if scratch else None
 
 
 def callable_of(

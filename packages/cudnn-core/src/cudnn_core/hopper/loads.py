@@ -35,7 +35,7 @@ class Loads:
     @property
     def stage_k(self) -> int:
         """K elements of a raw stage."""
-        return self.tile.raw_pieces * self.weights.decoder.tile_k
+        return self.tile.raw_k(self.weights.decoder.bits)
 
     @property
     def stage_units(self) -> int:

@@ -15,7 +15,7 @@ EVENED = (15, 16)
 
 def unit_of(tile: TileConfig, bits: int) -> int:
     """K elements of stream-K's unit where the weights have so many bits and are decoded: those of a raw stage."""
-    return max(UNIT, tile.raw_pieces * 512 // bits)
+    return max(UNIT, tile.raw_k(bits))
 
 
 @dataclass(frozen=True)

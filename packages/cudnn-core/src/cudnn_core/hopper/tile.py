@@ -69,6 +69,10 @@ class TileConfig:
         """FP32 sums of a consumer thread."""
         return self.m_blocks * self.columns // 2
 
+    def raw_k(self, bits: int) -> int:
+        """K elements of a raw stage whose elements have so many bits: pieces of 64 bytes."""
+        return self.raw_pieces * 512 // bits
+
     @property
     def blocks(self) -> int:
         """Thread blocks of a cluster."""

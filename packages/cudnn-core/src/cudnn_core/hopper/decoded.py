@@ -94,6 +94,8 @@ class DecodedBody(Loads):
             return f"warps that sort have registers beside 4 warpgroups, not {tile.warpgroups}"
         if self.sorts and self.units % self.weights.decoder.halves:
             return f"stages of {self.units} units do not hold whole pieces of raw stages"
+        if self.sorts and self.batches % SORTERS:
+            return f"{self.batches} batches of lines are not for {SORTERS} warps alike"
         if tile.promote_k is not None and (tile.m_blocks > 1 or tile.columns > 128):
             return "sums are promoted with one 64-row block of 128 columns per warpgroup at most"
         return self.activations.why_not(tile.columns) or self.weights.why_not(tile.rows)
@@ -129,11 +131,14 @@ class DecodedBody(Loads):
             plain=Ring.allocate(smem, tile.stages, 1, 1) if self.sorts else None,
         )
 
-    def initialize(self, buffers: DecodedBuffers) -> None:
-        buffers.raw.initialize()
-        buffers.ring.initialize()
-        if buffers.plain is not None:
-            buffers.plain.initialize()
+    def initialize(self, buffers: DecodedBuffers, part: int) -> None:
+        """A producer warp sets up what it fills, and what others make of that."""
+        if part == 0:
+            buffers.raw.initialize()
+        if part == 1:
+            buffers.ring.initialize()
+            if buffers.plain is not None:
+                buffers.plain.initialize()
 
     def consumer_states(self, buffers: DecodedBuffers):
         """Where a consumer reads next, in both rings."""

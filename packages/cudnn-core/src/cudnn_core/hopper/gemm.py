@@ -3,7 +3,7 @@
 May import: the CuTe DSL, tile.py. Bodies, schedules and epilogues are given to it.
 
 A block holds `tile.warpgroups` consumer warpgroups and one producer warpgroup, of which as many warps
-work as the body has `producers`. All walk the same work items:
+work as the body's `roles` have. All walk the same work items:
 
     producers   copy operand stages of each item into the body's rings, and prepare them there
     consumers   sum an item into registers, then run the epilogue while the producer goes on
@@ -50,7 +50,9 @@ class HopperGemm:
         self.schedule = schedule
         self.epilogue = epilogue
         self.follows = follows
-        self.producers = getattr(body, "producers", 1)
+        # Warps of each producer role; the first roles, of one warp each, copy into rings of their own.
+        self.roles = getattr(body, "roles", (1,))
+        self.fillers = getattr(body, "fillers", 1)
         self.registers = getattr(body, "role_registers", tile.registers)
         # What the body's sums are to be multiplied by.
         self.gain = getattr(body, "gain", 1.0)
@@ -84,26 +86,24 @@ class HopperGemm:
         smem = SmemAllocator()
         buffers = self.body.allocate(smem)
         staging = self.epilogue.allocate(smem)
-        if warp == 0:
-            self.body.initialize(buffers)
-            if thread == 0:
-                self.epilogue.initialize(staging)
-            cute.arch.mbarrier_init_fence()
-        if warp == 4 * self.tile.warpgroups:
-            cpasync.prefetch_descriptor(a.tma_atom)
-            cpasync.prefetch_descriptor(b.tma_atom)
-        self.sync()
         consumers, producers = self.registers
         if warp < 4 * self.tile.warpgroups:
+            if thread == 0:
+                self.epilogue.initialize(staging)
+                cute.arch.mbarrier_init_fence()
+            self.sync()
             if cutlass.const_expr(consumers):
                 cute.arch.setmaxregister_increase(consumers)
             self.consume(buffers, staging, a, schedule, epilogue, thread)
         else:
             if cutlass.const_expr(producers):
                 cute.arch.setmaxregister_decrease(producers)
-            for part in cutlass.range_constexpr(self.producers):
-                if warp == 4 * self.tile.warpgroups + part:
-                    self.produce(buffers, a, b, schedule, (part,) if self.producers > 1 else ())
+            for part in cutlass.range_constexpr(len(self.roles) + 1):
+                first, end = self.warps_of(part)
+                if (warp >= first) & (warp < end):
+                    self.set_up(buffers, (a, b), part)
+                    if cutlass.const_expr(part < len(self.roles)):
+                        self.produce(buffers, a, b, schedule, self.numbered(part))
         if cutlass.const_expr(self.tile.blocks > 1):
             # Nobody leaves while others of the cluster may still reach into its shared memory.
             self.sync()
@@ -115,11 +115,40 @@ class HopperGemm:
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
         else:
-            cute.arch.sync_threads()
+            cute.arch.barrier(barrier_id=0, number_of_threads=self.tile.threads)
+
+    def warps_of(self, part: int) -> tuple[int, int]:
+        """The warps of a producer role, from the first to the one after the last; the idle ones beyond the roles'."""
+        first = 4 * self.tile.warpgroups
+        ends = [first + sum(self.roles[:i]) for i in range(len(self.roles) + 1)]
+        return (*ends, first + 4)[part], (*ends, first + 4)[part + 1]
+
+    def numbered(self, part: int) -> tuple[int, ...]:
+        """A producer's role, if there are several."""
+        return (part,) if len(self.roles) > 1 else ()
+
+    @cute.jit
+    def set_up(self, buffers: cutlass.Constexpr, sides: cutlass.Constexpr, part: cutlass.Constexpr):
+        """A warp of the producer warpgroup: prepare what it works with, and meet the others.
+
+        Who fills a ring that nobody else has set up does not wait for them: so the first stages are on their way a
+        microsecond earlier.
+        """
+        fills = cutlass.const_expr(part < self.fillers)
+        if cutlass.const_expr(fills):
+            for side in sides[part :: self.fillers]:
+                cpasync.prefetch_descriptor(side.tma_atom)
+            self.body.initialize(buffers, *self.numbered(part))
+            cute.arch.mbarrier_init_fence()
+            cute.arch.fence_proxy("async.shared", space="cta")
+        if cutlass.const_expr(fills and self.tile.blocks == 1):
+            cute.arch.barrier_arrive(barrier_id=0, number_of_threads=self.tile.threads)
+        else:
+            self.sync()
 
     @cute.jit
     def produce(self, buffers: cutlass.Constexpr, a, b, schedule, part: cutlass.Constexpr):
-        """A producer warp's walk over its block's items; part: its number, if there are several."""
+        """A producer warp's walk over its block's items; part: as `numbered` says."""
         state = self.body.producer_state(buffers, *part)
         first, end, step = self.schedule.walk(schedule)
         for index in cutlass.range(first, end, step, unroll=1):

@@ -29,8 +29,13 @@ class Loads:
     """
 
     @property
-    def producers(self) -> int:
-        return 2 + (SORTERS if self.sorts else 0)
+    def roles(self) -> tuple[int, ...]:
+        """Warps that load weights, that load activations, that sort."""
+        return (1, 1, SORTERS) if self.sorts else (1, 1)
+
+    @property
+    def fillers(self) -> int:
+        return 2
 
     @property
     def stage_k(self) -> int:
@@ -46,6 +51,16 @@ class Loads:
     def units(self) -> int:
         """Units of a stage of activations."""
         return self.tile.units or self.stage_units
+
+    @property
+    def batch_lines(self) -> int:
+        """Lines that a warp sorts at once: of a raw piece of K."""
+        return 16 // self.weights.decoder.halves
+
+    @property
+    def batches(self) -> int:
+        """What there is to sort in a stage, so many lines of a raw piece at once."""
+        return self.units // self.weights.decoder.halves * (self.tile.bm // self.batch_lines)
 
     def raw_tiles(self, k_count: Int32) -> Int32:
         """Raw stages of an item."""
@@ -78,7 +93,7 @@ class Loads:
     ):
         """One warp: fill its ring for one work item. Waits on empty, signals full."""
         if cutlass.const_expr(part >= 2):
-            return self.sort(buffers, item, state, part - 2)
+            return self.sort(buffers, item, state)
         if cutlass.const_expr(self.follows[part]):
             cute.arch.griddepcontrol_wait()
         if cutlass.const_expr(part == 0):
@@ -146,21 +161,21 @@ class Loads:
         return state
 
     @cute.jit
-    def sort(self, buffers, item, state, sorter: cutlass.Constexpr):
-        """One warp: give its part of each stage of an item the decoder's order of K."""
+    def sort(self, buffers, item, state):
+        """One of the warps that sort: give its part of each stage of an item the decoder's order of K."""
         columns, units = self.tile.bm, cutlass.const_expr(self.units)
         tile = cutlass.const_expr(self.activations.stage_bytes(columns))
-        # Units of a raw piece of K, and the lines that a warp sorts at once.
-        span = cutlass.const_expr(self.weights.decoder.halves)
-        lines = cutlass.const_expr(8 * 2 // span)
-        count = cutlass.const_expr(units // span * (columns // lines))
-        base = buffers.activations.iterator.toint()
+        # Units of a raw piece of K.
+        span, lines = cutlass.const_expr(self.weights.decoder.halves), self.batch_lines
+        # The warps take batches in turn, and one's batch follows upon the other's.
+        sorter = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % SORTERS
+        base = buffers.activations.iterator.toint() + sorter * (lines * STAGE_ROW_BYTES)
         for _ in cutlass.range(
             self.raw_tiles(item.k_count) * (self.stage_units // units), unroll=1
         ):
             buffers.plain.wait_full(state)
             stage = base + state.index * (units * tile)
-            for batch in cutlass.range_constexpr(sorter, count, SORTERS):
+            for batch in cutlass.range_constexpr(0, self.batches, SORTERS):
                 piece, first = divmod(batch * lines, columns)
                 self.sort_lines(stage + piece * (span * tile) + first * STAGE_ROW_BYTES, tile)
             buffers.ring.arrive_full(state)

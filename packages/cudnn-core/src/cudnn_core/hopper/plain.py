@@ -73,6 +73,7 @@ class PlainBody:
         )
 
     def initialize(self, buffers: PlainBuffers) -> None:
+        """The producer sets up what it fills."""
         buffers.ring.initialize()
 
     def producer_state(self, buffers: PlainBuffers):

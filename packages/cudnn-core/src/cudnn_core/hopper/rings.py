@@ -35,11 +35,11 @@ class Ring:
 
     @cute.jit
     def initialize(self):
-        """One warp of the block, a stage a lane; a fence and a block barrier must follow."""
-        lane = cute.arch.lane_idx()
-        if lane < self.stages:
-            cute.arch.mbarrier_init(self.full + lane, self.producers)
-            cute.arch.mbarrier_init(self.empty + lane, self.consumers * self.blocks)
+        """One warp of the block; fences and, for all other warps, a block barrier must follow."""
+        with cute.arch.elect_one():
+            for stage in cutlass.range_constexpr(self.stages):
+                cute.arch.mbarrier_init(self.full + stage, self.producers)
+                cute.arch.mbarrier_init(self.empty + stage, self.consumers * self.blocks)
 
     def producer_state(self) -> pipeline.PipelineState:
         return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)

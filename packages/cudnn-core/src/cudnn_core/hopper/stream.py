@@ -35,13 +35,15 @@ AT_ONCE = 32
 class StreamArgs:
     """Run-time values of StreamSchedule.
 
-    units: of a tile. split: how many tiles have their units shared out. share: units of a stretch,
-    of which `sharers` walkers have one; the first `longer` have one unit more.
+    units: of a tile. rounds: whole tiles of each of the `walkers`. split: how many tiles have their
+    units shared out. share: units of a stretch, of which `sharers` walkers have one; the first
+    `longer` have one unit more.
     """
 
     dense: DenseArgs
     units: Divisor
     walkers: Int32
+    rounds: Int32
     split: Int32
     sharers: Int32
     share: Int32
@@ -82,6 +84,7 @@ class StreamSchedule(DenseSchedule):
             dense,
             Divisor.of(units),
             walkers,
+            (tiles - split) // walkers,
             split,
             sharers,
             share,
@@ -139,7 +142,7 @@ class StreamSchedule(DenseSchedule):
     @cute.jit
     def items(self, args: StreamArgs, walker: Int32) -> Int32:
         """How many items a walker has: the parts of its stretch, then whole tiles."""
-        return self.parts(args, walker) + (self.count(args.dense) - args.split) // args.walkers
+        return self.parts(args, walker) + args.rounds
 
     def item(self, args: StreamArgs, index: Int32) -> WorkItem:
         return self.item_of(args, self.own(), index)

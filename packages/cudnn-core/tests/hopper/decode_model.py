@@ -84,8 +84,9 @@ def low_e2m1(byte):
 
 def e2m1_pair(word, index):
     """(low half, high half): codes `index` and `index` + 4 of a word, times 2^-126."""
-    fields = shifted(word, 6 - 4 * index) & U32(FIELDS)
-    return halves((shifted(word, 12 - 4 * index) & U32(0x80008000)) | fields)
+    near, odd = shifted(word, -8 * (index // 2)), 4 * (index % 2)
+    copies = (near & U32(0x000F000F << odd)) * U32(0x1040 >> odd)
+    return halves(copies & U32(0x80008000 | FIELDS))
 
 
 def raised(low, lacking=0):

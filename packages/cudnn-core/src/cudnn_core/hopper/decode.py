@@ -95,8 +95,10 @@ def e2m1_to_bf16(word: Int32) -> list[Int32]:
 
 def e2m1_pair(word: Int32, index: int) -> Int32:
     """Codes `index` and `index` + 4 of a word's eight, times 2^-126, as a pair of BF16."""
-    fields = shift_left(word, 6 - 4 * index) & FIELDS
-    return merge_masked(shift_left(word, 12 - 4 * index), SIGNS, fields)
+    near, odd = shift_left(word, -8 * (index // 2)), 4 * (index % 2)
+    # Copies of a code 6 and 12 bits up do not meet.
+    copies = (near & (0x000F000F << odd)) * (0x1040 >> odd)
+    return copies & Int32(signed(SIGNS | FIELDS))
 
 
 def raised(pair: Int32, lacking: int = 0) -> Int32:

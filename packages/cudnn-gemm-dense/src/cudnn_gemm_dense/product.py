@@ -93,6 +93,10 @@ def shorter(product: Product) -> Iterator[Product]:
         yield replace(product, tile=made)
 
 
+# Rows of activations that are few beside the multiprocessors: writing them out is a matter of latency.
+FEW = 64
+
+
 def schedule_of(product: Product) -> DenseSchedule:
     """In which order thread blocks take tiles, or parts of them."""
     if product.split is None:
@@ -144,8 +148,10 @@ class Multiply:
         used, expands, written = Int64(0), [], []
         for name, target in zip("ab", product.treatments, strict=True):
             if cutlass.const_expr(target is not None):
-                meets = body.weights.decoder if product.decodes and name == "a" else None
-                expand = Expand(block_scaled(getattr(product, name), product.batch), target, meets)
+                decoded = cutlass.const_expr(product.decodes and name == "a")
+                meets = body.weights.decoder if decoded else None
+                operand = block_scaled(getattr(product, name), product.batch)
+                expand = Expand(operand, target, meets, few=decoded and tile.bm <= FEW)
                 place = (tensors["workspace"].iterator + used).align(16)
                 args, made = expand.prepare(sides[name], tensors.get(f"sf{name}"), place)
                 expands.append(expand)

@@ -9,7 +9,7 @@ with zeros up to a whole raw stage. One launch serves all operands of a product.
 256 threads works on a tile; every thread writes pieces of 8 elements, so that each warp fills whole
 sectors of memory:
 
-    K-major    128 rows x 256 elements of K; a warp reads and writes 256 elements of a row
+    K-major    128 rows x 256 elements of K, or 8; a warp reads and writes 256 elements of a row
     MN-major   128 rows x 128 elements of K; a thread turns 8 x 8 elements around
 """
 
@@ -38,6 +38,7 @@ from .schedule import at_most
 from .workspace import pitch
 
 THREADS = 256
+WARPS = THREADS // 32
 TILE_ROWS = 128
 # Elements of a piece.
 PIECE = 8
@@ -70,11 +71,13 @@ class Expand:
     """Writes one operand out as `target`: "bfloat16", "float16", "float32" or the operand's own type.
 
     meets: None, or what decodes the other side: K then has its order (BF16 only).
+    few: whether there are so few rows that a block has one for each warp, so as to use many multiprocessors (K-major).
     """
 
     operand: BlockScaledOperand
     target: str = "bfloat16"
     meets: Decoder | None = None
+    few: bool = False
 
     @property
     def bits(self) -> int:
@@ -85,8 +88,17 @@ class Expand:
         return bits_of(self.target) // 8
 
     @property
+    def tile_rows(self) -> int:
+        return WARPS if self.few and self.operand.contiguous == "k" else TILE_ROWS
+
+    @property
     def tile_k(self) -> int:
         return 256 if self.operand.contiguous == "k" else 128
+
+    @property
+    def batch(self) -> int:
+        """Rows whose loads a thread has in flight at once."""
+        return min(BATCH, self.tile_rows // WARPS)
 
     @cute.jit
     def prepare(self, tensor: cute.Tensor, scales, target: cute.Pointer):
@@ -130,7 +142,7 @@ class Expand:
 
     def tiles(self, args: ExpandArgs) -> Int32:
         """Tiles of one batch."""
-        return (args.rows + TILE_ROWS - 1) // TILE_ROWS * self.tiles_k(args)
+        return (args.rows + self.tile_rows - 1) // self.tile_rows * self.tiles_k(args)
 
     def depth(self, args: ExpandArgs) -> Int32:
         """Elements of K that are written."""
@@ -148,7 +160,7 @@ class Expand:
         thread, _, _ = cute.arch.thread_idx()
         batch = block // self.tiles(args)
         block = block - batch * self.tiles(args)
-        row0 = block // self.tiles_k(args) * TILE_ROWS
+        row0 = block // self.tiles_k(args) * self.tile_rows
         k0 = block % self.tiles_k(args) * self.tile_k
         source = args.source + batch * args.batch_stride
         if args.batches == 1:
@@ -159,8 +171,8 @@ class Expand:
         if cutlass.const_expr(self.operand.contiguous == "k"):
             k = k0 + self.piece(thread % 32) * PIECE
             if k < self.depth(args):
-                for i in cutlass.range_constexpr(TILE_ROWS // (8 * BATCH)):
-                    row = row0 + thread // 32 + 8 * BATCH * i
+                for i in cutlass.range_constexpr(self.tile_rows // (WARPS * self.batch)):
+                    row = row0 + thread // 32 + WARPS * self.batch * i
                     if row < args.rows:
                         self.lines(args, source, scales, target, row, k)
         else:
@@ -190,24 +202,24 @@ class Expand:
 
     @cute.jit
     def lines(self, args, source, scales, target, row, k):
-        """One piece of each of BATCH rows, 8 apart."""
+        """One piece of each of `batch` rows, one of every warp between them."""
         width = cutlass.const_expr(PIECE * self.bits // 32)
-        words = cute.make_rmem_tensor((width, BATCH), Int32)
-        codes = cute.make_rmem_tensor(BATCH, Int32)
+        words = cute.make_rmem_tensor((width, self.batch), Int32)
+        codes = cute.make_rmem_tensor(self.batch, Int32)
         # Beyond the end, where zeros are due, another piece is read.
         inside = k if self.meets is None else at_most(k, args.k - PIECE)
-        for i in cutlass.range_constexpr(BATCH):
+        for i in cutlass.range_constexpr(self.batch):
             # Rows beyond the end read the last one, without branches.
-            line = at_most(row + 8 * i, args.rows - 1)
+            line = at_most(row + WARPS * i, args.rows - 1)
             at = source + line * args.outer_stride + Int64(inside) * self.bits // 8
             loaded = load_global_words(at, width)
             for w in cutlass.range_constexpr(width):
                 words[w, i] = loaded[w]
             codes[i] = self.scale_code(args, scales, line, inside)
-        for i in cutlass.range_constexpr(BATCH):
-            if row + 8 * i < args.rows:
+        for i in cutlass.range_constexpr(self.batch):
+            if row + WARPS * i < args.rows:
                 piece = self.expand([words[w, i] for w in range(width)], codes[i])
-                self.store(args, target, row + 8 * i, k, piece)
+                self.store(args, target, row + WARPS * i, k, piece)
 
     @cute.jit
     def square(self, args, source, scales, target, row, k):

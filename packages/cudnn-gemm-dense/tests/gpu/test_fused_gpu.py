@@ -75,6 +75,17 @@ SORTED = [
     FusedCase("srelu", "bfloat16", b, m=m, n=8192, k=8288, l=1, dtype="bfloat16")
     for m, b in ((9, "mxfp4"), (9, "mxfp8"), (24, "nvfp4"), (24, "mxfp8_e5m2"))
 ]
+# Tiles of few rows beside decoded weights, in the layouts and with the epilogues that other lists have with more rows.
+FEW = [
+    *[FusedCase("srelu", "bfloat16", b, m=48, a_major="m") for b in ("nvfp4", "mxfp8")],
+    *[FusedCase("srelu", "float8_e4m3fn", b, m=m) for m, b in ((40, "mxfp8"), (9, "mxfp4"))],
+    FusedCase("srelu", "bfloat16", "mxfp4", m=9, l=3),
+    FusedCase("srelu", "bfloat16", "mxfp4_16", m=9),
+    FusedCase("srelu", "bfloat16", "mxfp4_16", m=40),
+    FusedCase("srelu", "bfloat16", "mxfp8", m=9, b_major="n"),
+    *[FusedCase("swiglu", "bfloat16", "mxfp4", m=m, glu="concatenated") for m in (9, 24, 40)],
+    *[FusedCase("dsrelu", a, "mxfp8", m=m) for a in ("bfloat16", "mxfp8") for m in (9, 24)],
+]
 SIZES = [FusedCase(op, m=m) for op in OPS for m in ROWS if m != 200]
 SIZES += [FusedCase("swiglu", "bfloat16", "mxfp4", m=m, l=1) for m in ROWS]
 QUANTIZED = [
@@ -86,6 +97,11 @@ QUANTIZED = [
         ("mxfp8", "mxfp8", "mxfp4"),
         ("mxfp8", "mxfp8", "mxfp8"),
     )
+]
+QUANTIZED += [
+    FusedCase(op, "bfloat16", "nvfp4", m=m, n=320, out_format=f)
+    for op in OPS
+    for m, f in ((9, "mxfp8"), (24, "nvfp4"))
 ]
 
 
@@ -119,7 +135,7 @@ def assert_result(case, call, result):
         assert (np.abs(values(result["dprob_tensor"]) - dsrelu(call)[1]) <= bound).all()
 
 
-@pytest.mark.parametrize("case", [*FORMATS, *LAYOUTS, *SIZES, *LARGE, *SORTED], ids=str)
+@pytest.mark.parametrize("case", [*FORMATS, *LAYOUTS, *SIZES, *LARGE, *SORTED, *FEW], ids=str)
 def test_values(case):
     call = case.call()
     assert_result(case, call, case.run(call))

@@ -50,7 +50,7 @@ class HopperGemm:
         self.schedule = schedule
         self.epilogue = epilogue
         self.follows = follows
-        # Warps of each producer role; the first roles, of one warp each, copy into rings of their own.
+        # Warps of each producer role; the first `fillers` of them, of one warp each, copy into rings of their own.
         self.roles = getattr(body, "roles", (1,))
         self.fillers = getattr(body, "fillers", 1)
         self.registers = getattr(body, "role_registers", tile.registers)
@@ -118,10 +118,10 @@ class HopperGemm:
             cute.arch.barrier(barrier_id=0, number_of_threads=self.tile.threads)
 
     def warps_of(self, part: int) -> tuple[int, int]:
-        """The warps of a producer role, from the first to the one after the last; the idle ones beyond the roles'."""
-        first = 4 * self.tile.warpgroups
-        ends = [first + sum(self.roles[:i]) for i in range(len(self.roles) + 1)]
-        return (*ends, first + 4)[part], (*ends, first + 4)[part + 1]
+        """The warps of a producer role, from the first to the one after the last; after the roles', the idle ones."""
+        first = 4 * self.tile.warpgroups + sum(self.roles[:part])
+        last = part == len(self.roles)
+        return first, 4 * (self.tile.warpgroups + 1) if last else first + self.roles[part]
 
     def numbered(self, part: int) -> tuple[int, ...]:
         """A producer's role, if there are several."""

@@ -126,8 +126,6 @@ def _schedule(tile: TileConfig) -> str | None:
         return f"cluster must be (1, 1), (2, 1) or (1, 2), got {tile.cluster}"
     if min(tile.stages, tile.raw_stages) < 2:
         return "every ring needs two stages at least"
-    if max(tile.stages, tile.raw_stages) > 32:
-        return "the lanes of one warp set a ring up: it has 32 stages at most"
     if tile.raster < 1:
         return f"raster must be positive, got {tile.raster}"
     return None

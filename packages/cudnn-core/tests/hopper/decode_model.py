@@ -70,6 +70,7 @@ ELEMENTS = {
     "float4_e2m1fn": Element(4),
 }
 CODE_SIGNS, CODE_FIELDS = (1 << 12) + (1 << 24), (1 << 6) + (1 << 18)
+PAIR, COPIES = 0x000F000F, (1 << 12) + (1 << 6)
 FIELDS, RAISE = 0x01C001C0, 0x7E80
 LACKING = {"float8_e8m0fnu": 0, "float8_e4m3fn": 8}
 USUAL = {"float8_e8m0fnu": (0, 129), "float8_e4m3fn": (8, 127)}
@@ -85,7 +86,7 @@ def low_e2m1(byte):
 def e2m1_pair(word, index):
     """(low half, high half): codes `index` and `index` + 4 of a word, times 2^-126."""
     near, odd = shifted(word, -8 * (index // 2)), 4 * (index % 2)
-    copies = (near & U32(0x000F000F << odd)) * U32(0x1040 >> odd)
+    copies = (near & U32(PAIR << odd)) * U32(COPIES >> odd)
     return halves(copies & U32(0x80008000 | FIELDS))
 
 

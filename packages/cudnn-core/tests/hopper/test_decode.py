@@ -151,7 +151,16 @@ def test_the_model_has_the_device_constants():
 
     for name, element in decode.ELEMENTS.items():
         assert vars(element) == vars(model.ELEMENTS[name])
-    for name in ("CODE_SIGNS", "CODE_FIELDS", "FIELDS", "LACKING", "USUAL", "FACTORS"):
+    for name in (
+        "CODE_SIGNS",
+        "CODE_FIELDS",
+        "FIELDS",
+        "PAIR",
+        "COPIES",
+        "LACKING",
+        "USUAL",
+        "FACTORS",
+    ):
         assert getattr(decode, name) == getattr(model, name)
     assert decode.RAISE == model.RAISE * 0x10001
 

@@ -30,6 +30,9 @@ from .config import Product, Side, scratch
 # Shared memory for barriers and alignment.
 MARGIN = 2048
 FEWEST_STAGES = 2
+# Tiles of at most so many rows are for activations that are few beside the multiprocessors: writing those out is a
+# matter of latency.
+FEW = 64
 
 
 def block_scaled(side: Side, batch: str) -> BlockScaledOperand:
@@ -93,10 +96,6 @@ def shorter(product: Product) -> Iterator[Product]:
         yield replace(product, tile=made)
 
 
-# Rows of activations that are few beside the multiprocessors: writing them out is a matter of latency.
-FEW = 64
-
-
 def schedule_of(product: Product) -> DenseSchedule:
     """In which order thread blocks take tiles, or parts of them."""
     if product.split is None:
@@ -148,10 +147,10 @@ class Multiply:
         used, expands, written = Int64(0), [], []
         for name, target in zip("ab", product.treatments, strict=True):
             if cutlass.const_expr(target is not None):
-                decoded = cutlass.const_expr(product.decodes and name == "a")
-                meets = body.weights.decoder if decoded else None
+                beside = cutlass.const_expr(product.decodes and name == "a")
+                meets = body.weights.decoder if beside else None
                 operand = block_scaled(getattr(product, name), product.batch)
-                expand = Expand(operand, target, meets, few=decoded and tile.bm <= FEW)
+                expand = Expand(operand, target, meets, few=beside and tile.bm <= FEW)
                 place = (tensors["workspace"].iterator + used).align(16)
                 args, made = expand.prepare(sides[name], tensors.get(f"sf{name}"), place)
                 expands.append(expand)

@@ -85,6 +85,8 @@ FEW = [
     FusedCase("srelu", "bfloat16", "mxfp8", m=9, b_major="n"),
     *[FusedCase("swiglu", "bfloat16", "mxfp4", m=m, glu="concatenated") for m in (9, 24, 40)],
     *[FusedCase("dsrelu", a, "mxfp8", m=m) for a in ("bfloat16", "mxfp8") for m in (9, 24)],
+    # Tiles in more parts than a block loads at once.
+    *[FusedCase("srelu", "bfloat16", "mxfp4", m=m, n=320, k=8192, l=1) for m in (9, 24, 48)],
 ]
 SIZES = [FusedCase(op, m=m) for op in OPS for m in ROWS if m != 200]
 SIZES += [FusedCase("swiglu", "bfloat16", "mxfp4", m=m, l=1) for m in ROWS]

@@ -10,10 +10,11 @@ Every path rounds element * scale once, to the nearest even BF16.
             NaN, finishes ordinary elements. `special` finds, for many elements at once, whether
             some element is NaN or Inf or some scale too large; then `pair_exactly` goes through the
             hardware's FP8 to FP16 conversion and an FP32 product, which serve every code.
-    FP4     The same, with the codes i and i + 4 of a word in one pair; in the expansion the two codes
-            of a byte come as one product of it, shifted copies that do not overlap. One product with
-            F = 2^126 * scale is left, or a power of two less (`lacking`). Scales that make no such F
-            (`unusual`) take two steps, of 2^126 and of the scale.
+    FP4     The same, with the codes i and i + 4 of a word in one pair, of which one product makes two
+            shifted copies that do not overlap; in the expansion the two codes of a byte, by a product
+            for signs and one for fields. One product with F = 2^126 * scale is left, or a power of two
+            less (`lacking`). Scales that make no such F (`unusual`) take two steps, of 2^126 and of
+            the scale.
 
 Decoding takes issue slots from the warps that feed the tensor core, so instructions count; logic,
 at half rate, counts twice, and byte permutations, it seems, more than that.
@@ -41,6 +42,8 @@ BYTE_SIGNS = 0x80808080
 # What brings the signs, and the fields, of the two FP4 codes of a byte to BF16 positions; those fields; 2^126.
 CODE_SIGNS, CODE_FIELDS = (1 << 12) + (1 << 24), (1 << 6) + (1 << 18)
 FIELDS, RAISE = 0x01C001C0, 0x7E807E80
+# The FP4 codes 0 and 4 of a word, and what brings a copy of each code's fields and one of its sign there.
+PAIR, COPIES = 0x000F000F, (1 << 12) + (1 << 6)
 # How many powers of two the main loop's FP4 values lack; sums get them back. For larger e4m3 scales F would overflow.
 LACKING = {"float8_e8m0fnu": 0, "float8_e4m3fn": 8}
 # Usual scale codes: from the first number up to below the second. F is finite, and e4m3 positive and not subnormal.
@@ -96,8 +99,7 @@ def e2m1_to_bf16(word: Int32) -> list[Int32]:
 def e2m1_pair(word: Int32, index: int) -> Int32:
     """Codes `index` and `index` + 4 of a word's eight, times 2^-126, as a pair of BF16."""
     near, odd = shift_left(word, -8 * (index // 2)), 4 * (index % 2)
-    # Copies of a code 6 and 12 bits up do not meet.
-    copies = (near & (0x000F000F << odd)) * (0x1040 >> odd)
+    copies = (near & (PAIR << odd)) * (COPIES >> odd)
     return copies & Int32(signed(SIGNS | FIELDS))
 
 

@@ -9,7 +9,7 @@ with zeros up to a whole raw stage. One launch serves all operands of a product.
 256 threads works on a tile; every thread writes pieces of 8 elements, so that each warp fills whole
 sectors of memory:
 
-    K-major    128 rows x 256 elements of K, or 8; a warp reads and writes 256 elements of a row
+    K-major    128 rows, or 8, x 256 elements of K; a warp reads and writes 256 elements of a row
     MN-major   128 rows x 128 elements of K; a thread turns 8 x 8 elements around
 """
 

@@ -80,7 +80,7 @@ class HopperGemm:
 
     @cute.kernel
     def kernel(self, a, b, schedule, epilogue):
-        """Sets shared memory and barriers up, then gives each warpgroup its role."""
+        """Lays shared memory out and gives each warp its role; roles set up what they need, and meet."""
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator()
@@ -132,7 +132,7 @@ class HopperGemm:
         """A warp of the producer warpgroup: prepare what it works with, and meet the others.
 
         Who fills a ring that nobody else has set up does not wait for them: so the first stages are on their way a
-        microsecond earlier.
+        microsecond earlier. In a cluster others fill it too, and signal that they have read theirs.
         """
         fills = cutlass.const_expr(part < self.fillers)
         if cutlass.const_expr(fills):
@@ -141,6 +141,7 @@ class HopperGemm:
             self.body.initialize(buffers, *self.numbered(part))
             cute.arch.mbarrier_init_fence()
             cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.sync_warp()
         if cutlass.const_expr(fills and self.tile.blocks == 1):
             cute.arch.barrier_arrive(barrier_id=0, number_of_threads=self.tile.threads)
         else:

@@ -27,7 +27,7 @@ from .schedule import DenseArgs, DenseSchedule, Divisor, WorkItem, at_least, at_
 PARTIAL = 10
 # A raised flag. Flags start as anything: one that is raised by chance, once in 2^64, would do harm.
 RAISED = 0x6E1D94C3A7B2580F
-# Sums of other walkers that a thread loads at once: as many as it has registers for beside few of its own.
+# Sums of other walkers that a thread loads at once, or those of one where a tile has more.
 AT_ONCE = 64
 
 

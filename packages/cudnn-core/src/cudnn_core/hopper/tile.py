@@ -126,6 +126,8 @@ def _schedule(tile: TileConfig) -> str | None:
         return f"cluster must be (1, 1), (2, 1) or (1, 2), got {tile.cluster}"
     if min(tile.stages, tile.raw_stages) < 2:
         return "every ring needs two stages at least"
+    if max(tile.stages, tile.raw_stages) > 32:
+        return "rings have 32 stages at most: nothing counts the memory that their barriers take"
     if tile.raster < 1:
         return f"raster must be positive, got {tile.raster}"
     return None

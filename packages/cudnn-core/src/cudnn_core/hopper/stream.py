@@ -27,8 +27,9 @@ from .schedule import DenseArgs, DenseSchedule, Divisor, WorkItem, at_least, at_
 PARTIAL = 10
 # A raised flag. Flags start as anything: one that is raised by chance, once in 2^64, would do harm.
 RAISED = 0x6E1D94C3A7B2580F
-# Sums of other walkers that a thread loads at once, or those of one where a tile has more.
-AT_ONCE = 64
+# Sums of other walkers that a thread loads at once, or those of one walker where they are more: tiles of few sums have
+# many parts, and registers for them. Beside 32 sums of its own some epilogues spill.
+FEW_SUMS, AT_ONCE, MORE_AT_ONCE = 16, 32, 64
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,8 @@ class StreamSchedule(DenseSchedule):
         """Add the partial tiles of walkers first .. end-1, in their order."""
         per_block = cutlass.const_expr(self.tile.columns // 2)
         values = cutlass.const_expr(self.tile.m_blocks * per_block)
-        batch = cutlass.const_expr(max(1, AT_ONCE // values))
+        at_once = MORE_AT_ONCE if values <= FEW_SUMS else AT_ONCE
+        batch = cutlass.const_expr(max(1, at_once // values))
         loaded = cute.make_rmem_tensor((4, values // 4, batch), Float32)
         for start in cutlass.range(first, end, batch, unroll=1):
             loaded.fill(0.0)

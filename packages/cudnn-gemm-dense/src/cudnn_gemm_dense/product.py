@@ -147,10 +147,10 @@ class Multiply:
         used, expands, written = Int64(0), [], []
         for name, target in zip("ab", product.treatments, strict=True):
             if cutlass.const_expr(target is not None):
-                beside = cutlass.const_expr(product.decodes and name == "a")
-                meets = body.weights.decoder if beside else None
+                activations = cutlass.const_expr(product.decodes and name == "a")
+                meets = body.weights.decoder if activations else None
                 operand = block_scaled(getattr(product, name), product.batch)
-                expand = Expand(operand, target, meets, few=beside and tile.bm <= FEW)
+                expand = Expand(operand, target, meets, few=activations and tile.bm <= FEW)
                 place = (tensors["workspace"].iterator + used).align(16)
                 args, made = expand.prepare(sides[name], tensors.get(f"sf{name}"), place)
                 expands.append(expand)

@@ -35,6 +35,7 @@ class Loads:
 
     @property
     def fillers(self) -> int:
+        """How many of the roles copy into a ring of their own: the first ones."""
         return 2
 
     @property

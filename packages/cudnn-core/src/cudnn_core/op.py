@@ -29,8 +29,7 @@ from .prepared import (
     executable_of,
     explain,
     full_shape,
-    launcher,
-    without_absent,
+    launcher_into,
 )
 from .tensor_desc import canonical_stride
 from .tuple_dict import TupleDict
@@ -355,11 +354,11 @@ class OpClass(APIBase):
         self._executable = executable_of(self._engine, self._problem)
         operands = list(enumerate(zip(self.op.contract.operands, self._descs, strict=True)))
         # What the executable itself does not check: scale factors against their matrix.
-        self._unchecked = [
-            (index, tuple(desc.shape))
+        self._unchecked = {
+            index: tuple(desc.shape)
             for index, (operand, desc) in operands
             if desc is not None and not self._is_checked(operand)
-        ]
+        }
         # What it knows in one rank only.
         self._ranked = [
             (index, full_shape(operand, desc))
@@ -397,9 +396,6 @@ class OpClass(APIBase):
         else:
             launch = self._launchers_in.get(type(tensors[0])) or self._launcher(tensors, True)
         try:
-            for index, shape in self._unchecked:
-                if tensors[index].shape != shape:
-                    self._verify(tensors)
             if workspace is None:
                 launch(tensors, stream, numbers)
             else:
@@ -423,8 +419,16 @@ class OpClass(APIBase):
         adapter = adapter_of(tensors[0])
         # A descriptor may have said "cuda" and left the ordinal to the tensors.
         problem = replace(self._problem, device=adapter.device(tensors[0]))
-        launch = launcher(self.op, adapter, problem, self._engine, self._executable, given)
-        launch = without_absent(self.op, problem, launch)
+        launch = launcher_into(
+            self.op,
+            adapter,
+            problem,
+            self._engine,
+            self._executable,
+            given,
+            self._unchecked,
+            self._verify,
+        )
         if self._engine.platform == "cpu":
             checked = launch
 

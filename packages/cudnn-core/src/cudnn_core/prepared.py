@@ -6,7 +6,7 @@ door.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,8 @@ from .engine import Engine, select
 from .errors import mismatch
 from .overlap import overlap_check
 from .tuple_dict import TupleDict
-from .workspace import launcher_in, workspaces_of
-from .written_out import written_out
+from .workspace import Known, launcher_in, workspaces_of
+from .written_out import written_out, written_out_into
 
 if TYPE_CHECKING:
     from .op import Op
@@ -182,17 +182,55 @@ def launcher(
     problem: Problem,
     engine: Engine,
     executable: Callable[..., None] | None,
-    given: bool = False,
 ) -> Callable[..., None]:
-    """launch(tensors, stream, numbers=()): the shortest way from tensors of this adapter to the executable.
+    """launch(tensors, stream, numbers=()): the way from tensors of this adapter to the executable.
 
-    tensors: the operands that are present, in contract order. Each call has scratch memory of its own. given: it is
-    launch(tensors, stream, numbers, workspace) instead, with the caller's scratch memory (`workspace.launcher_in`).
+    tensors: the operands that are present, in contract order. Each call has scratch memory of its own.
     """
     call = callable_of(op, adapter, problem, engine, executable)
-    scratch = None if given else per_call(scratch_of(adapter, problem, engine))
-    launch = adapter.launcher(call, problem.device, engine.scalars(problem), scratch)
-    return launcher_in(launch, op.contract, adapter, problem, engine) if given else launch
+    scratch = per_call(scratch_of(adapter, problem, engine))
+    return adapter.launcher(call, problem.device, engine.scalars(problem), scratch)
+
+
+def launcher_into(
+    op: Op,
+    adapter: Adapter,
+    problem: Problem,
+    engine: Engine,
+    executable: Callable[..., None] | None,
+    given: bool,
+    shapes: Mapping[int, tuple[int, ...]],
+    refused: Callable[[Sequence[Any]], None],
+) -> Callable[..., None]:
+    """launch(tensors, stream, numbers=()): the shortest way from all operands, absent ones too, to the executable.
+
+    given: it is launch(tensors, stream, numbers, workspace) instead, with the caller's scratch memory. shapes: of
+    operands whose extents nothing else compares, by number. refused(tensors): where they differ.
+    """
+    call = callable_of(op, adapter, problem, engine, executable)
+    scalars = engine.scalars(problem)
+    if given:
+        known, scratch = Known(), ()
+        launch = adapter.launcher(call, problem.device, scalars)
+        launch = launcher_in(launch, op.contract, adapter, problem, engine, known)
+    else:
+        known, scratch = None, scratch_of(adapter, problem, engine)
+        launch = adapter.launcher(call, problem.device, scalars, per_call(scratch))
+    return written_out_into(
+        call,
+        len(problem.descs),
+        [index for index, desc in enumerate(problem.descs) if desc is not None],
+        len(op.contract.numbers),
+        scratch,
+        len(workspaces_of(problem, engine)),
+        scalars,
+        shapes=shapes,
+        refused=refused,
+        ready_stream=adapter.ready_stream(problem.device),
+        general=without_absent(op, problem, launch),
+        known=known,
+        pointer=adapter.data_pointer,
+    )
 
 
 def scratch_of(

@@ -26,6 +26,20 @@ NEVER = (object, 0, 0, False, None)
 NOTHING = nullcontext()
 
 
+class Known:
+    """The caller's workspaces that a launcher knows again. Entries are never changed, so that threads see them whole.
+
+    latest, and each entry of `by_id`: a weak reference to a workspace, its address and bytes, whether it is taken as it
+    is, and the addresses of the operands where they matter.
+    """
+
+    __slots__ = ("by_id", "latest")
+
+    def __init__(self) -> None:
+        self.latest: tuple[Any, ...] = NEVER
+        self.by_id: dict[int, tuple[Any, ...]] = {}
+
+
 def workspaces_of(problem: Problem, engine: Engine) -> tuple[Workspace, ...]:
     """The workspaces that a call takes; on a GPU, an empty problem launches no kernel that would."""
     return () if problem.is_empty and engine.platform != "cpu" else engine.workspaces(problem)
@@ -49,6 +63,7 @@ def launcher_in(
     adapter: Adapter,
     problem: Problem,
     engine: Engine,
+    known: Known,
 ) -> Callable[..., None]:
     """launch_in(tensors, stream, numbers, workspace): `launch` in the caller's memory, which is looked at first.
 
@@ -63,15 +78,11 @@ def launcher_in(
     zeroes = any(workspace.zeroed for workspace in workspaces)
     alone = len(workspaces) == 1 and not zeroes
     pointer, device = adapter.data_pointer, problem.device
-    # Of the last workspace, and of some by their ids: a weak reference, address, bytes, whether it is taken as it is,
-    # and the addresses of the operands where they matter. Never changed, so that threads see them whole.
-    latest: tuple[Any, ...] = NEVER
-    known: dict[int, tuple[Any, ...]] = {}
 
     def launch_in(
         tensors: Sequence[Any], stream: Any, numbers: Sequence[float], workspace: Any
     ) -> None:
-        same, address, size, plain, at = latest
+        same, address, size, plain, at = known.latest
         if (
             same() is not workspace
             or pointer(workspace) != address
@@ -87,8 +98,7 @@ def launcher_in(
             launch((*tensors, *cut(adapter.as_bytes(workspace))), stream, numbers)
 
     def look(tensors: Sequence[Any], workspace: Any) -> bool:
-        nonlocal latest
-        same, address, size, plain, _ = known.get(id(workspace), NEVER)
+        same, address, size, plain, _ = known.by_id.get(id(workspace), NEVER)
         if same() is not workspace or pointer(workspace) != address or workspace.nbytes != size:
             check(workspace)
             same = weakref.ref(workspace)
@@ -97,10 +107,10 @@ def launcher_in(
         # On the host nothing else would refuse what changed in place, such as strides.
         if engine.platform != "cpu":
             at = [*map(pointer, tensors)] if adapter.is_shared(workspace) else None
-            if len(known) >= KNOWN:
-                known.clear()
-            latest = same, pointer(workspace), workspace.nbytes, plain, at
-            known[id(workspace)] = latest
+            if len(known.by_id) >= KNOWN:
+                known.by_id.clear()
+            known.latest = same, pointer(workspace), workspace.nbytes, plain, at
+            known.by_id[id(workspace)] = known.latest
         return plain
 
     return launch_in

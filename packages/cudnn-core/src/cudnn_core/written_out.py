@@ -1,4 +1,4 @@
-"""A remembered call as one function, its lines written out for its operands. Imports nothing of this package.
+"""Remembered calls as functions whose lines are written out for their operands. Imports nothing of this package.
 
 Written out, a call of four inputs and three outputs takes 1.6 us less of 16 (beside an H200, 2026-12-02), twice what it
 gains where nothing is launched: it seems that a launch leaves little in the host's caches of what a loop touches.
@@ -6,7 +6,7 @@ gains where nothing is launched: it seems that a launch leaves little in the hos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -62,10 +62,7 @@ def written_out(
     made. refused(inputs, outputs): after `call` raised a TypeError or ValueError, to say it better. written(input): of
     each one of `mutated`. keep_alive(inputs, handle): on streams other than the default one.
     """
-    given, made, spare = (
-        [f"{letter}{i}" for i in range(count)]
-        for letter, count in (("x", inputs), ("y", len(makes)), ("s", scratches))
-    )
+    given, made = numbered("x", inputs), numbered("y", len(makes))
     names = {
         "__name__": __name__,
         "call": call,
@@ -76,25 +73,141 @@ def written_out(
         "check": check,
         "written": written,
         "keep_alive": keep_alive,
-        "scratch": scratch,
         **{f"make_{name}": make for name, make in zip(made, makes, strict=True)},
-        **{f"c{i}": value for i, value in enumerate(scalars)},
     }
-    is_made = callable(scratch)
-    if not is_made:
-        names.update(zip(spare, scratch, strict=True))
-    constants = [f"c{i}" for i in range(len(scalars))]
+    take, spare = scratch_lines(scratch, scratches, names)
+    constants = constant_names(scalars, names)
     ordered = [f"{None if i is None else made[i]}, " for i in order or ()]
     source = LINES.format(
         unpack=f"{', '.join(given)}, = inputs" if given else "",
         check="check(inputs)" if check else "",
         make="; ".join(f"{name} = make_{name}()" for name in made),
-        scratch=f"{', '.join(spare)}, = scratch(handle)" if is_made and spare else "",
+        scratch=take,
         arguments=", ".join([*given, *made, *spare, "*numbers", *constants, "handle"]),
         made=", ".join(made),
         written="; ".join(f"written({given[i]})" for i in mutated),
         result=f"[{', '.join(made)}]" if order is None else f"({''.join(ordered)})",
         keep="if handle: keep_alive(inputs, handle)" if keep_alive else "",
     )
+    return compiled(source, names)
+
+
+# A call of a class: what cannot be settled beforehand, at a look.
+INTO_LINES = """
+def run(tensors, stream, numbers=(){workspace}):
+    {unpack}
+    {shapes}
+    if stream is not None{absent}:
+        return general(tensors, stream, numbers{given})
+    {known}
+    handle = ready_stream()
+    if handle is None:
+        return general(tensors, stream, numbers{given})
+    {numbers}
+    {scratch}
+    call({arguments})
+"""
+KNOWN_LINES = """
+    same, address, size, plain, at = known.latest
+    if (
+        same() is not workspace
+        or not plain
+        or at is not None
+        or pointer(workspace) != address
+        or workspace.nbytes != size
+    ):
+        return general(tensors, stream, numbers, workspace)
+"""
+
+
+def written_out_into(
+    call: Callable[..., None],
+    operands: int,
+    present: Sequence[int],
+    count: int,
+    scratch: Callable[[int], tuple[Any, ...]] | tuple[Any, ...],
+    scratches: int,
+    scalars: Sequence[Any],
+    *,
+    shapes: Mapping[int, tuple[int, ...]],
+    refused: Callable[[Sequence[Any]], None],
+    ready_stream: Callable[[], int | None],
+    general: Callable[..., None],
+    known: Any = None,
+    pointer: Callable[[Any], int] | None = None,
+) -> Callable[..., None]:
+    """run(tensors, stream, numbers=()) of all operands: call(*those present, *scratch, *numbers, *scalars, handle).
+
+    present: those of the operands that the executable takes. count: of the numbers. refused(tensors): what to do where
+    the shape of an operand is not that of `shapes`.
+    general(tensors, stream, numbers): what serves every call; used for those with a stream, with an operand that should
+    be absent, and while ready_stream() gives None.
+    known: None, or what `general` knows of workspaces (`workspace.Known`): then run and general take a workspace too,
+    the scratch memory if it is the latest one, good as it is wherever operands lie. pointer(workspace): its address.
+    """
+    given, values = numbered("x", operands), numbered("n", count)
+    names = {
+        "__name__": __name__,
+        "call": call,
+        "ready_stream": ready_stream,
+        "general": general,
+        "refused": refused,
+        "known": known,
+        "pointer": pointer,
+        **{f"shape_{given[i]}": shape for i, shape in shapes.items()},
+    }
+    take, spare = "", ["workspace"]
+    if known is None:
+        take, spare = scratch_lines(scratch, scratches, names)
+    differ = " or ".join(f"{given[i]}.shape != shape_{given[i]}" for i in shapes)
+    absent = [f" or {given[i]} is not None" for i in range(operands) if i not in present]
+    source = INTO_LINES.format(
+        workspace=", workspace=None" if known else "",
+        given=", workspace" if known else "",
+        unpack=f"{', '.join(given)}, = tensors" if given else "",
+        shapes=f"if {differ}: refused(tensors)" if shapes else "",
+        absent="".join(absent),
+        known=KNOWN_LINES.strip() if known else "",
+        numbers=f"{', '.join(values)}, = numbers" if values else "",
+        scratch=take,
+        arguments=", ".join(
+            [
+                *(given[i] for i in present),
+                *spare,
+                *values,
+                *constant_names(scalars, names),
+                "handle",
+            ]
+        ),
+    )
+    return compiled(source, names)
+
+
+def numbered(letter: str, count: int) -> list[str]:
+    """Names of so many values."""
+    return [f"{letter}{i}" for i in range(count)]
+
+
+def scratch_lines(
+    scratch: Callable[[int], tuple[Any, ...]] | tuple[Any, ...], count: int, names: dict[str, Any]
+) -> tuple[str, list[str]]:
+    """(the line that takes a call's scratch memory, the names of its arrays); puts what the line needs into `names`."""
+    spare = numbered("s", count)
+    if callable(scratch):
+        names["scratch"] = scratch
+        return f"{', '.join(spare)}, = scratch(handle)" if spare else "", spare
+    names.update(zip(spare, scratch, strict=True))
+    return "", spare
+
+
+def constant_names(scalars: Sequence[Any], names: dict[str, Any]) -> list[str]:
+    """Names of numbers that all calls share, which are put into `names`."""
+    made = numbered("c", len(scalars))
+    names.update(zip(made, scalars, strict=True))
+    return made
+
+
+def compiled(source: str, names: dict[str, Any]) -> Callable[..., Any]:
+    """The function `run` of a source that sees `names`."""
     exec(compile(source, f"<{__name__}>", "exec"), names)
     return names["run"]

@@ -1,10 +1,11 @@
-"""The written-out call: what reaches the executable, in which order, on which stream, and what is told of it."""
+"""Written-out calls: what reaches the executable, in which order, on which stream, and what is told of it."""
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 
-from cudnn_core.written_out import written_out
+from cudnn_core.written_out import written_out, written_out_into
 
 
 class Log(list):
@@ -171,3 +172,93 @@ def test_as_many_inputs_as_the_problem_has(log):
     with pytest.raises(ValueError, match="unpack"):
         build(log)((1, 2, 3))
     assert not log
+
+
+def build_into(log, *, operands=2, present=None, count=0, scratch=(), scratches=0, **parts):
+    """The call of a class; without `present` all operands are."""
+    parts = {
+        "scalars": (),
+        "shapes": {},
+        "refused": log.part("refused"),
+        "ready_stream": lambda: 0,
+        "general": log.part("general"),
+        **parts,
+    }
+    there = range(operands) if present is None else present
+    scalars = parts.pop("scalars")
+    return written_out_into(
+        log.part("call"), operands, there, count, scratch, scratches, scalars, **parts
+    )
+
+
+@pytest.mark.parametrize("operands, present", [(0, []), (1, [0]), (3, [0, 2]), (4, [1, 2])])
+@pytest.mark.parametrize("scratches", [0, 1, 2])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("numbers", [(), (1.5,), (1.5, 2.5)])
+def test_all_arguments_of_a_class_in_order(log, operands, present, scratches, shared, numbers):
+    spare = tuple(f"s{i}" for i in range(scratches))
+    run = build_into(
+        log,
+        operands=operands,
+        present=present,
+        count=len(numbers),
+        scratch=spare if shared else (lambda handle: spare if handle == 7 else None),
+        scratches=scratches,
+        scalars=(132, "c"),
+        ready_stream=lambda: 7,
+    )
+    tensors = [f"x{i}" if i in present else None for i in range(operands)]
+    assert run(tensors, None, numbers) is None
+    given = [f"x{i}" for i in present]
+    assert log == [("call", *given, *spare, *numbers, 132, "c", 7)]
+
+
+@pytest.mark.parametrize(
+    "tensors, stream, ready",
+    [
+        ((1, None), 0, 0),
+        ((1, None), "96", 0),
+        ((1, 2), None, 0),
+        ((1, 0), None, 0),
+        ((1, None), None, None),
+    ],
+)
+@pytest.mark.parametrize("given", [False, True])
+def test_unusual_calls_go_the_general_way(log, tensors, stream, ready, given):
+    """With a stream, with an operand that should be absent, on another device; nothing is done before."""
+    known = SimpleNamespace(latest=(lambda: "w", 0, 0, True, None))
+    run = build_into(
+        log,
+        present=[0],
+        count=1,
+        scratch=log.part("scratch"),
+        scratches=1,
+        ready_stream=lambda: ready,
+        **({"known": known, "pointer": lambda w: 0} if given else {}),
+    )
+    memory = (SimpleNamespace(nbytes=0),) if given else ()
+    run(tensors, stream, (0.5,), *memory)
+    assert log == [("general", tensors, stream, (0.5,), *memory)]
+
+
+def test_shapes_that_nothing_else_compares(log):
+    x, y = SimpleNamespace(shape=(2, 3)), SimpleNamespace(shape=(4,))
+    for shapes, right in (({0: (2, 3), 1: (4,)}, True), ({1: (5,)}, False), ({0: (3, 2)}, False)):
+        log.clear()
+        build_into(log, shapes=shapes)((x, y), None)
+        assert log == [*([] if right else [("refused", (x, y))]), ("call", x, y, 0)]
+
+
+@pytest.mark.parametrize("changed", [None, "same", "address", "size", "plain", "at"])
+def test_a_workspace_is_taken_only_as_it_was_last(log, changed):
+    """Another one, another address or size, one to be cut, one in which operands may lie: the general way looks."""
+    memory = SimpleNamespace(nbytes=512)
+    latest = {"same": lambda: memory, "address": 256, "size": 512, "plain": True, "at": None}
+    others = {"same": lambda: None, "address": 0, "size": 8, "plain": False, "at": []}
+    if changed is not None:
+        latest[changed] = others[changed]
+    known = SimpleNamespace(latest=tuple(latest.values()))
+    run = build_into(log, count=1, known=known, pointer=lambda w: 256 if w is memory else None)
+    run((1, 2), None, (0.5,), memory)
+    usual, other = ("call", 1, 2, memory, 0.5, 0), ("general", (1, 2), None, (0.5,), memory)
+    assert log == [usual if changed is None else other]

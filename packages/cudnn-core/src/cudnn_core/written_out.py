@@ -21,6 +21,7 @@ def run(inputs, stream=None, numbers=()):
         handle = stream_handle(stream)
     {unpack}
     {check}
+    {numbers}
     {make}
     {scratch}
     try:
@@ -38,6 +39,7 @@ def written_out(
     call: Callable[..., None],
     inputs: int,
     makes: Sequence[Callable[[], Any]],
+    count: int,
     scratch: Callable[[int], tuple[Any, ...]] | tuple[Any, ...],
     scratches: int,
     scalars: Sequence[Any],
@@ -57,12 +59,12 @@ def written_out(
 
     The outputs come in a new list; with `order` in a tuple, each number standing for one of them, and None for None.
 
-    makes: one for each output. scratch: so many arrays, the same for all calls, or a function of the stream's handle.
+    makes: one for each output. count: of the numbers. scratch: so many arrays, the same for all calls, or a function of the stream's handle.
     ready_stream(): that handle, or None where the call has to run inside guard(). check(inputs): before anything is
     made. refused(inputs, outputs): after `call` raised a TypeError or ValueError, to say it better. written(input): of
     each one of `mutated`. keep_alive(inputs, handle): on streams other than the default one.
     """
-    given, made = numbered("x", inputs), numbered("y", len(makes))
+    given, made, values = numbered("x", inputs), numbered("y", len(makes)), numbered("n", count)
     names = {
         "__name__": __name__,
         "call": call,
@@ -79,11 +81,12 @@ def written_out(
     constants = constant_names(scalars, names)
     ordered = [f"{None if i is None else made[i]}, " for i in order or ()]
     source = LINES.format(
-        unpack=f"{', '.join(given)}, = inputs" if given else "",
+        unpack=unpacking(given, "inputs"),
         check="check(inputs)" if check else "",
+        numbers=unpacking(values, "numbers"),
         make="; ".join(f"{name} = make_{name}()" for name in made),
         scratch=take,
-        arguments=", ".join([*given, *made, *spare, "*numbers", *constants, "handle"]),
+        arguments=", ".join([*given, *made, *spare, *values, *constants, "handle"]),
         made=", ".join(made),
         written="; ".join(f"written({given[i]})" for i in mutated),
         result=f"[{', '.join(made)}]" if order is None else f"({''.join(ordered)})",
@@ -164,11 +167,11 @@ def written_out_into(
     source = INTO_LINES.format(
         workspace=", workspace=None" if known else "",
         given=", workspace" if known else "",
-        unpack=f"{', '.join(given)}, = tensors" if given else "",
+        unpack=unpacking(given, "tensors"),
         shapes=f"if {differ}: refused(tensors)" if shapes else "",
         absent="".join(absent),
         known=KNOWN_LINES.strip() if known else "",
-        numbers=f"{', '.join(values)}, = numbers" if values else "",
+        numbers=unpacking(values, "numbers"),
         scratch=take,
         arguments=", ".join(
             [
@@ -188,6 +191,11 @@ def numbered(letter: str, count: int) -> list[str]:
     return [f"{letter}{i}" for i in range(count)]
 
 
+def unpacking(names: Sequence[str], source: str) -> str:
+    """The line that gives the values of a sequence their names: a call with a star takes a tenth longer."""
+    return f"{', '.join(names)}, = {source}" if names else ""
+
+
 def scratch_lines(
     scratch: Callable[[int], tuple[Any, ...]] | tuple[Any, ...], count: int, names: dict[str, Any]
 ) -> tuple[str, list[str]]:
@@ -195,7 +203,7 @@ def scratch_lines(
     spare = numbered("s", count)
     if callable(scratch):
         names["scratch"] = scratch
-        return f"{', '.join(spare)}, = scratch(handle)" if spare else "", spare
+        return unpacking(spare, "scratch(handle)"), spare
     names.update(zip(spare, scratch, strict=True))
     return "", spare
 

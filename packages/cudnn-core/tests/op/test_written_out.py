@@ -29,6 +29,7 @@ def build(
     *,
     inputs=2,
     outputs=1,
+    count=0,
     scratch=(),
     scratches=0,
     scalars=(),
@@ -48,7 +49,7 @@ def build(
     }
     call = parts.pop("call")
     return written_out(
-        call, inputs, makes, scratch, scratches, scalars, ready_stream=ready, **parts
+        call, inputs, makes, count, scratch, scratches, scalars, ready_stream=ready, **parts
     )
 
 
@@ -65,6 +66,7 @@ def test_all_arguments_in_order(log, inputs, outputs, scratches, shared, numbers
         log,
         inputs=inputs,
         outputs=outputs,
+        count=len(numbers),
         scratch=scratch,
         scratches=scratches,
         scalars=(132, "c"),
@@ -106,7 +108,13 @@ def test_everything_happens_inside_the_guard(log):
         log.append("leave")
         inside.pop()
 
-    run = build(log, ready=lambda: 7 if inside else None, guard=guard, check=log.part("check"))
+    run = build(
+        log,
+        count=1,
+        ready=lambda: 7 if inside else None,
+        guard=guard,
+        check=log.part("check"),
+    )
     for stream, handle in ((None, 7), ("96", 96)):
         log.clear()
         run((1, 2), stream, (0.5,))
@@ -262,3 +270,10 @@ def test_a_workspace_is_taken_only_as_it_was_last(log, changed):
     run((1, 2), None, (0.5,), memory)
     usual, other = ("call", 1, 2, memory, 0.5, 0), ("general", (1, 2), None, (0.5,), memory)
     assert log == [usual if changed is None else other]
+
+
+def test_as_many_numbers_as_the_operation_has(log):
+    for run in (build(log, count=2), build_into(log, count=2)):
+        with pytest.raises(ValueError, match="unpack"):
+            run((1, 2), None, (0.5,))
+    assert not log

@@ -59,10 +59,10 @@ def written_out(
 
     The outputs come in a new list; with `order` in a tuple, each number standing for one of them, and None for None.
 
-    makes: one for each output. count: of the numbers. scratch: so many arrays, the same for all calls, or a function of the stream's handle.
-    ready_stream(): that handle, or None where the call has to run inside guard(). check(inputs): before anything is
-    made. refused(inputs, outputs): after `call` raised a TypeError or ValueError, to say it better. written(input): of
-    each one of `mutated`. keep_alive(inputs, handle): on streams other than the default one.
+    makes: one for each output. count: of the numbers. scratch: so many arrays, the same for all calls, or a function of
+    the stream's handle. ready_stream(): that handle, or None where the call has to run inside guard(). check(inputs):
+    before anything is made. refused(inputs, outputs): after `call` raised a TypeError or ValueError, to say it better.
+    written(input): of each one of `mutated`. keep_alive(inputs, handle): on streams other than the default one.
     """
     given, made, values = numbered("x", inputs), numbered("y", len(makes)), numbered("n", count)
     names = {

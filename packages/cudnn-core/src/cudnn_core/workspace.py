@@ -109,8 +109,8 @@ def launcher_in(
             at = [*map(pointer, tensors)] if adapter.is_shared(workspace) else None
             if len(known.by_id) >= KNOWN:
                 known.by_id.clear()
-            known.latest = same, pointer(workspace), workspace.nbytes, plain, at
-            known.by_id[id(workspace)] = known.latest
+            entry = same, pointer(workspace), workspace.nbytes, plain, at
+            known.latest = known.by_id[id(workspace)] = entry
         return plain
 
     return launch_in

@@ -117,7 +117,7 @@ class Prepared:
         return partial(
             written_out,
             callable_of(op, adapter, problem, engine, executable_of(engine, problem)),
-            count=len(op.contract.numbers),
+            numbers=len(op.contract.numbers),
             scratch=scratch_of(adapter, problem, engine),
             scratches=len(workspaces_of(problem, engine)),
             scalars=engine.scalars(problem),

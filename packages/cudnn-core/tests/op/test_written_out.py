@@ -29,7 +29,7 @@ def build(
     *,
     inputs=2,
     outputs=1,
-    count=0,
+    numbers=0,
     scratch=(),
     scratches=0,
     scalars=(),
@@ -49,7 +49,7 @@ def build(
     }
     call = parts.pop("call")
     return written_out(
-        call, inputs, makes, count, scratch, scratches, scalars, ready_stream=ready, **parts
+        call, inputs, makes, numbers, scratch, scratches, scalars, ready_stream=ready, **parts
     )
 
 
@@ -66,7 +66,7 @@ def test_all_arguments_in_order(log, inputs, outputs, scratches, shared, numbers
         log,
         inputs=inputs,
         outputs=outputs,
-        count=len(numbers),
+        numbers=len(numbers),
         scratch=scratch,
         scratches=scratches,
         scalars=(132, "c"),
@@ -110,7 +110,7 @@ def test_everything_happens_inside_the_guard(log):
 
     run = build(
         log,
-        count=1,
+        numbers=1,
         ready=lambda: 7 if inside else None,
         guard=guard,
         check=log.part("check"),
@@ -182,7 +182,7 @@ def test_as_many_inputs_as_the_problem_has(log):
     assert not log
 
 
-def build_into(log, *, operands=2, present=None, count=0, scratch=(), scratches=0, **parts):
+def build_into(log, *, operands=2, present=None, numbers=0, scratch=(), scratches=0, **parts):
     """The call of a class; without `present` all operands are."""
     parts = {
         "scalars": (),
@@ -195,7 +195,7 @@ def build_into(log, *, operands=2, present=None, count=0, scratch=(), scratches=
     there = range(operands) if present is None else present
     scalars = parts.pop("scalars")
     return written_out_into(
-        log.part("call"), operands, there, count, scratch, scratches, scalars, **parts
+        log.part("call"), operands, there, numbers, scratch, scratches, scalars, **parts
     )
 
 
@@ -209,7 +209,7 @@ def test_all_arguments_of_a_class_in_order(log, operands, present, scratches, sh
         log,
         operands=operands,
         present=present,
-        count=len(numbers),
+        numbers=len(numbers),
         scratch=spare if shared else (lambda handle: spare if handle == 7 else None),
         scratches=scratches,
         scalars=(132, "c"),
@@ -234,19 +234,20 @@ def test_all_arguments_of_a_class_in_order(log, operands, present, scratches, sh
 @pytest.mark.parametrize("given", [False, True])
 def test_unusual_calls_go_the_general_way(log, tensors, stream, ready, given):
     """With a stream, with an operand that should be absent, on another device; nothing is done before."""
-    known = SimpleNamespace(latest=(lambda: "w", 0, 0, True, None))
+    memory = SimpleNamespace(nbytes=512)
+    known = SimpleNamespace(latest=(lambda: memory, 256, 512, True, None))
     run = build_into(
         log,
         present=[0],
-        count=1,
+        numbers=1,
         scratch=log.part("scratch"),
         scratches=1,
         ready_stream=lambda: ready,
-        **({"known": known, "pointer": lambda w: 0} if given else {}),
+        **({"known": known, "pointer": lambda w: 256} if given else {}),
     )
-    memory = (SimpleNamespace(nbytes=0),) if given else ()
-    run(tensors, stream, (0.5,), *memory)
-    assert log == [("general", tensors, stream, (0.5,), *memory)]
+    workspace = (memory,) if given else ()
+    run(tensors, stream, (0.5,), *workspace)
+    assert log == [("general", tensors, stream, (0.5,), *workspace)]
 
 
 def test_shapes_that_nothing_else_compares(log):
@@ -266,14 +267,14 @@ def test_a_workspace_is_taken_only_as_it_was_last(log, changed):
     if changed is not None:
         latest[changed] = others[changed]
     known = SimpleNamespace(latest=tuple(latest.values()))
-    run = build_into(log, count=1, known=known, pointer=lambda w: 256 if w is memory else None)
+    run = build_into(log, numbers=1, known=known, pointer=lambda w: 256 if w is memory else None)
     run((1, 2), None, (0.5,), memory)
     usual, other = ("call", 1, 2, memory, 0.5, 0), ("general", (1, 2), None, (0.5,), memory)
     assert log == [usual if changed is None else other]
 
 
 def test_as_many_numbers_as_the_operation_has(log):
-    for run in (build(log, count=2), build_into(log, count=2)):
+    for run in (build(log, numbers=2), build_into(log, numbers=2)):
         with pytest.raises(ValueError, match="unpack"):
             run((1, 2), None, (0.5,))
     assert not log

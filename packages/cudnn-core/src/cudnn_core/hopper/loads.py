@@ -18,10 +18,12 @@ from .operand import OperandArgs
 UNIT_K = 64
 # Warps that sort.
 SORTERS = 2
-# The L2 policy, as copies take it, of lines that are the first to go, and tiles of how many rows of A ask for it: those
-# of few rows, for which weights pass once. On an H200, 2026-12-03, (64, 28672, 4096) took 44.4 us instead of 45.7 with
-# MXFP8 weights, 0.2 less with 4 bits; (16 or 32, 4096, 14336) the same, or up to 0.4 more.
-EVICT_FIRST, PASSING_ROWS = 0x12F0000000000000, 64
+# The L2 policy of lines that are the first to go, as copies take it (CUTLASS's CacheHintSm90::EVICT_FIRST).
+EVICT_FIRST = 0x12F0000000000000
+# Tiles of so many rows of A, as a rule all there are, load weights with it, as they pass once. On an H200, 2026-12-03,
+# (64, 28672, 4096) took 44.4 us instead of 45.7 with MXFP8 weights, 0.2 less with 4 bits; (16 or 32, 4096, 14336) with
+# the policy took the same, or up to 0.4 more.
+PASSING_ROWS = 64
 
 
 class Loads:

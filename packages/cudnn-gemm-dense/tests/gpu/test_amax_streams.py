@@ -74,6 +74,9 @@ def test_every_spelling_of_a_stream(case, which):
                 "Stream", (), {"__cuda_stream__": lambda self: (0, side.cuda_stream)}
             )(),
         }[which]
+    # What a first call on this stream needs takes longer than the default stream stays busy.
+    run(data, inputs, stream=named)
+    torch.cuda.synchronize()
     torch.cuda._sleep(SLEEP)
     result = run(data, inputs, stream=named)
     if which in ("none", "zero", "legacy"):
@@ -434,10 +437,8 @@ def test_unaligned_row_stride(case):
 # --- memory and compiles ---------------------------------------------------------------------------------------------
 
 
-@one_case
-def test_two_hundred_sizes_and_streams_cost_no_compile(case):
-    data = exact(case)
-    run(data)
+def test_two_hundred_sizes_and_streams_cost_no_compile():
+    run(exact(Case(1000, 8, 32)))
     before = cache.compile_count(), cache.stats().disk_hits
     streams = [None, 0, torch.cuda.Stream(), torch.cuda.Stream()]
     for m in range(1000, 1200):
@@ -447,7 +448,7 @@ def test_two_hundred_sizes_and_streams_cost_no_compile(case):
             torch.cuda.synchronize()
             assert_matches(result, small)
     assert cache.compile_count() == before[0]
-    assert cache.stats().disk_hits <= before[1] + 1
+    assert cache.stats().disk_hits == before[1]
 
 
 @one_case

@@ -75,6 +75,8 @@ class DecodedBody(Loads):
     glu: bool = False
     follows: tuple[bool, bool] = (False, False)
     sorts: bool = False
+    # Weights are on their way without pause, and their rings are short: consumers are not to wait for anything else.
+    hurried = True
 
     def why_not(self) -> str | None:
         tile = self.tile

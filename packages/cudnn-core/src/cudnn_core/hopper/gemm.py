@@ -54,6 +54,10 @@ class HopperGemm:
         self.roles = getattr(body, "roles", (1,))
         self.fillers = getattr(body, "fillers", 1)
         self.registers = getattr(body, "role_registers", tile.registers)
+        # Whether a producer warp without a role tells other blocks of partial tiles, so that consumers go on at once.
+        # Beside stores past shared memory ptxas has too few registers for it.
+        idle = sum(self.roles) < 4 and epilogue.staged
+        self.announces = schedule.splits and idle and getattr(body, "hurried", False)
         # What the body's sums are to be multiplied by.
         self.gain = getattr(body, "gain", 1.0)
         # Whether the body's first product of an item ignores what the accumulators hold.
@@ -104,6 +108,9 @@ class HopperGemm:
                     self.set_up(buffers, (a, b), part)
                     if cutlass.const_expr(part < len(self.roles)):
                         self.produce(buffers, a, b, schedule, self.numbered(part))
+                    elif cutlass.const_expr(self.announces):
+                        if warp == first:
+                            self.schedule.announce(schedule)
         if cutlass.const_expr(self.tile.blocks > 1):
             # Nobody leaves while others of the cluster may still reach into its shared memory.
             self.sync()
@@ -195,7 +202,7 @@ class HopperGemm:
                 passed = self.schedule.item(schedule, index + step // 2)
                 states = self.body.skip(states, self.body.k_tiles(passed.k_count))
             if cutlass.const_expr(self.schedule.splits):
-                self.schedule.join(schedule, item, accumulators, thread)
+                self.schedule.join(schedule, item, accumulators, thread, self.announces)
             if has_tile:
                 self.epilogue.run(lives, item, accumulators, thread, self.gain)
         self.epilogue.finish(lives, thread)

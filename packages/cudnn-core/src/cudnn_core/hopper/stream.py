@@ -25,6 +25,8 @@ from .schedule import DenseArgs, DenseSchedule, Divisor, WorkItem, at_least, at_
 
 # Named barriers PARTIAL + w: consumer warpgroup w has written, or may read, a partial tile.
 PARTIAL = 10
+# All of a block's consumers of a tile have written their part of it.
+WRITTEN = 14
 # A raised flag. Flags start as anything: one that is raised by chance, once in 2^64, would do harm.
 RAISED = 0x6E1D94C3A7B2580F
 # Sums of other walkers that a thread loads at once, or those of one walker where they are more: tiles of few sums have
@@ -190,11 +192,21 @@ class StreamSchedule(DenseSchedule):
         return args.flags.iterator + self.place_of(walker) * sharers + group % sharers
 
     @cute.jit
-    def join(self, args: StreamArgs, item: cutlass.Constexpr, accumulators, thread):
-        """A consumer warpgroup: leave the sums of an unfinished tile, or add what others have left."""
+    def join(
+        self,
+        args: StreamArgs,
+        item: cutlass.Constexpr,
+        accumulators,
+        thread,
+        announced: cutlass.Constexpr = False,
+    ):
+        """A consumer warpgroup: leave the sums of an unfinished tile, or add what others have left.
+
+        announced: whether a warp runs `announce`.
+        """
         own = self.own()
         if not Boolean(item.is_last):
-            self.leave(args, own, accumulators, thread)
+            self.leave(args, own, accumulators, thread, announced)
         elif not Boolean(item.is_first):
             # Only the tile with which the stretch begins can lack its start.
             tile = args.units.divide(self.start(args, own))
@@ -203,8 +215,29 @@ class StreamSchedule(DenseSchedule):
             self.add(args, first, own, accumulators, thread)
 
     @cute.jit
-    def leave(self, args: StreamArgs, walker, accumulators, thread):
-        """Write the partial tile, then raise the flag."""
+    def announce(self, args: StreamArgs):
+        """A warp that has nothing else to do: raise the flags of the partial tile that this block leaves, if it does.
+
+        Whoever raises a flag waits until the sums have reached the L2 cache, 2 us beside loads of weights.
+        """
+        own = self.own()
+        if self.items(args, own) > 0:
+            # Only the first item can lack its end.
+            if not Boolean(self.item_of(args, own, Int32(0)).is_last):
+                sharers = self.tile.sharers
+                cute.arch.barrier(barrier_id=WRITTEN, number_of_threads=128 * sharers + 32)
+                lane = cute.arch.lane_idx()
+                if lane < sharers:
+                    self.raise_flag(args, own, lane)
+
+    def raise_flag(self, args: StreamArgs, walker, group) -> None:
+        """One thread: what the block has written is visible to whoever sees the flag."""
+        flag = self.flag(args, walker, group)
+        cute.arch.store(flag, Int64(RAISED), sem="release", scope="gpu")
+
+    @cute.jit
+    def leave(self, args: StreamArgs, walker, accumulators, thread, announced: cutlass.Constexpr):
+        """Write the partial tile, then have the flag raised."""
         per_block = cutlass.const_expr(self.tile.columns // 2)
         values = cutlass.const_expr(self.tile.m_blocks * per_block)
         target = self.slot(args, walker, thread, values)
@@ -214,11 +247,14 @@ class StreamSchedule(DenseSchedule):
                 for j in cutlass.range_constexpr(4):
                     four[j] = accumulators[m][4 * i + j]
                 cute.autovec_copy(four, target[None, m * (per_block // 4) + i])
-        group = thread // 128
-        cute.arch.barrier(barrier_id=PARTIAL + group, number_of_threads=128)
-        if thread % 128 == 0:
-            flag = self.flag(args, walker, group)
-            cute.arch.store(flag, Int64(RAISED), sem="release", scope="gpu")
+        if cutlass.const_expr(announced):
+            threads = cutlass.const_expr(128 * self.tile.sharers + 32)
+            cute.arch.barrier_arrive(barrier_id=WRITTEN, number_of_threads=threads)
+        else:
+            group = thread // 128
+            cute.arch.barrier(barrier_id=PARTIAL + group, number_of_threads=128)
+            if thread % 128 == 0:
+                self.raise_flag(args, walker, group)
 
     @cute.jit
     def await_parts(self, args: StreamArgs, first, end, thread):

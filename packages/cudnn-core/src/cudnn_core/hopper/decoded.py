@@ -75,8 +75,9 @@ class DecodedBody(Loads):
     glu: bool = False
     follows: tuple[bool, bool] = (False, False)
     sorts: bool = False
-    # Weights are on their way without pause, and their rings are short: consumers are not to wait for anything else.
-    hurried = True
+    # Consumers leave it to another warp to announce partial tiles: on an H200, 2026-12-03, (64, 28672, 4096) took
+    # 42.8 us instead of 43.8 with MXFP8 weights, 36.8 instead of 37.3 with MXFP4. Other bodies were not measured.
+    announces = True
 
     def why_not(self) -> str | None:
         tile = self.tile

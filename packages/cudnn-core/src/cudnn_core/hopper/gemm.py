@@ -54,10 +54,11 @@ class HopperGemm:
         self.roles = getattr(body, "roles", (1,))
         self.fillers = getattr(body, "fillers", 1)
         self.registers = getattr(body, "role_registers", tile.registers)
-        # Whether a producer warp without a role tells other blocks of partial tiles, so that consumers go on at once.
-        # Beside stores past shared memory ptxas has too few registers for it.
-        idle = sum(self.roles) < 4 and epilogue.staged
-        self.announces = schedule.splits and idle and getattr(body, "hurried", False)
+        # Whether a producer warp without a role announces partial tiles, so that consumers go on at once. Beside direct
+        # stores that makes ptxas spill.
+        spare = sum(self.roles) < 4
+        wanted = getattr(body, "announces", False) and epilogue.staged
+        self.announces = schedule.splits and spare and wanted
         # What the body's sums are to be multiplied by.
         self.gain = getattr(body, "gain", 1.0)
         # Whether the body's first product of an item ignores what the accumulators hold.

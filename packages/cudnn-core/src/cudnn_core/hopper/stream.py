@@ -198,7 +198,7 @@ class StreamSchedule(DenseSchedule):
         item: cutlass.Constexpr,
         accumulators,
         thread,
-        announced: cutlass.Constexpr = False,
+        announced: cutlass.Constexpr,
     ):
         """A consumer warpgroup: leave the sums of an unfinished tile, or add what others have left.
 
@@ -214,20 +214,24 @@ class StreamSchedule(DenseSchedule):
             self.await_parts(args, first, own, thread)
             self.add(args, first, own, accumulators, thread)
 
+    @property
+    def announcing(self) -> int:
+        """Threads that meet at WRITTEN: the consumers of a tile, and the warp that announces."""
+        return 128 * self.tile.sharers + 32
+
     @cute.jit
     def announce(self, args: StreamArgs):
         """A warp that has nothing else to do: raise the flags of the partial tile that this block leaves, if it does.
 
-        Whoever raises a flag waits until the sums have reached the L2 cache, 2 us beside loads of weights.
+        Whoever raises a flag waits until the sums are written; from its last product on that took a consumer 2 us.
         """
         own = self.own()
         if self.items(args, own) > 0:
             # Only the first item can lack its end.
             if not Boolean(self.item_of(args, own, Int32(0)).is_last):
-                sharers = self.tile.sharers
-                cute.arch.barrier(barrier_id=WRITTEN, number_of_threads=128 * sharers + 32)
+                cute.arch.barrier(barrier_id=WRITTEN, number_of_threads=self.announcing)
                 lane = cute.arch.lane_idx()
-                if lane < sharers:
+                if lane < self.tile.sharers:
                     self.raise_flag(args, own, lane)
 
     def raise_flag(self, args: StreamArgs, walker, group) -> None:
@@ -248,8 +252,7 @@ class StreamSchedule(DenseSchedule):
                     four[j] = accumulators[m][4 * i + j]
                 cute.autovec_copy(four, target[None, m * (per_block // 4) + i])
         if cutlass.const_expr(announced):
-            threads = cutlass.const_expr(128 * self.tile.sharers + 32)
-            cute.arch.barrier_arrive(barrier_id=WRITTEN, number_of_threads=threads)
+            cute.arch.barrier_arrive(barrier_id=WRITTEN, number_of_threads=self.announcing)
         else:
             group = thread // 128
             cute.arch.barrier(barrier_id=PARTIAL + group, number_of_threads=128)

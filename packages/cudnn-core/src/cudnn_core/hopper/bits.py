@@ -75,27 +75,18 @@ def permute(a: Int32, b: Int32, selector: Int32, *, loc=None, ip=None) -> Int32:
     return Int32(asm(T.i32(), operands, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", side_effects=False))
 
 
-@dsl_user_op
 def fp8_to_bf16(
-    word: Int32,
-    scale: Int32,
-    kind: cutlass.Constexpr,
-    interleaved: cutlass.Constexpr,
-    *,
-    loc=None,
-    ip=None,
+    word: Int32, kind: cutlass.Constexpr, interleaved: cutlass.Constexpr
 ) -> tuple[Int32, Int32]:
-    """The four bytes of a word, each times an FP32 scale, as two pairs of BF16.
+    """The four bytes of a word, which are FP8, as two pairs of BF16, exactly.
 
-    kind: "e4m3x2" or "e5m2x2". scale: the bits of a power of two, or NaN. The pairs are bytes 0, 1
-    and 2, 3, or, interleaved, 0, 2 and 1, 3.
+    kind: "e4m3x2" or "e5m2x2". The pairs are bytes 0, 1 and 2, 3, or, interleaved, 0, 2 and 1, 3.
     """
     second, third = (2, 1) if interleaved else (1, 2)
     text = f"""{{
 .reg .b16 l, h, x0, x1, x2, x3;
 .reg .b32 lo, hi;
-.reg .f32 s, f0, f1, f2, f3;
-mov.b32 s, $3;
+.reg .f32 f0, f1, f2, f3;
 mov.b32 {{l, h}}, $2;
 cvt.rn.f16x2.{kind} lo, l;
 cvt.rn.f16x2.{kind} hi, h;
@@ -105,17 +96,10 @@ cvt.f32.f16 f0, x0;
 cvt.f32.f16 f1, x1;
 cvt.f32.f16 f2, x2;
 cvt.f32.f16 f3, x3;
-mul.rn.f32 f0, f0, s;
-mul.rn.f32 f1, f1, s;
-mul.rn.f32 f2, f2, s;
-mul.rn.f32 f3, f3, s;
 cvt.rn.bf16x2.f32 $0, f{second}, f0;
 cvt.rn.bf16x2.f32 $1, f3, f{third};
 }}"""
-    struct = ir.Type.parse("!llvm.struct<(i32, i32)>")
-    operands = [Int32(v).ir_value(loc=loc, ip=ip) for v in (word, scale)]
-    packed = asm(struct, operands, text, "=r,=r,r,r", side_effects=False)
-    return tuple(Int32(llvm.extractvalue(T.i32(), packed, [i])) for i in range(2))
+    return _two_words(word, text)
 
 
 @dsl_user_op

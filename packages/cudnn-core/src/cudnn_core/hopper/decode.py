@@ -233,14 +233,15 @@ class Decoder:
     def pair_exactly(self, words: list, half: int, pair: int, code: Int32) -> list:
         """As `pair_words`, for any elements and scales."""
         if self.bits == 8:
-            scale, kind = fp32_scale(code), fp8_kind(self.element)
+            factor, kind = e8m0_pair(code), fp8_kind(self.element)
             two = words[2 * pair : 2 * pair + 2]
-            return [x for word in two for x in fp8_to_bf16(word, scale, kind, True)]
+            values = [x for word in two for x in fp8_to_bf16(word, kind, True)]
+            return [mul_bf16x2(x, factor) for x in values]
         which = half if self.share_blocks > 1 else 0
         if self.scale == "float8_e4m3fn":
             factor = e4m3_pair_to_bf16x2(code, 0)[which]
         else:
-            factor = bf16_pair(fp32_scale(shift_left(code, -8 * which) & 0xFF))
+            factor = e8m0_pair(shift_left(code, -8 * which) & 0xFF)
         word = words[2 * half + pair]
         low = [raised(e2m1_pair(word, i), self.lacking) for i in range(4)]
         return [mul_bf16x2(x, factor) for x in low]
@@ -266,15 +267,11 @@ def fp8_kind(element: str) -> str:
     return "e4m3x2" if element == "float8_e4m3fn" else "e5m2x2"
 
 
-def bf16_pair(scale: Int32) -> Int32:
-    """The bits of an FP32 number with a short mantissa as BF16, in both halves of a word."""
-    return shift_left(scale, -16) * 0x10001
-
-
 @cute.jit
-def fp32_scale(code: Int32) -> Int32:
-    """An E8M0 code as FP32 bits."""
-    bits = code << 23
+def e8m0_pair(code: Int32) -> Int32:
+    """An E8M0 code as BF16, in both halves of a word."""
+    pair = code * (0x10001 << 7)
     if ((code + 1) & 0xFE) == 0:
-        bits = bits | 0x00400000
-    return bits
+        # 2^-127 is subnormal, and all ones are NaN.
+        pair = pair | 0x00400040
+    return pair

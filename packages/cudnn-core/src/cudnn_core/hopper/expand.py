@@ -32,7 +32,7 @@ from .bits import (
     permute,
     store_global,
 )
-from .decode import Decoder, bf16_pair, e2m1_to_bf16, fp8_kind, fp32_scale
+from .decode import Decoder, e2m1_to_bf16, e8m0_pair, fp8_kind
 from .operand import BlockScaledOperand
 from .schedule import at_most
 from .workspace import pitch
@@ -44,6 +44,8 @@ TILE_ROWS = 128
 PIECE = 8
 # Rows whose loads a thread has in flight at once.
 BATCH = 8
+# Bytes between the scale codes of neighbouring rows, of 32 from a multiple of 32 on.
+CODES_ROW = 16
 
 
 @dataclass(frozen=True)
@@ -162,25 +164,28 @@ class Expand:
         block = block - batch * self.tiles(args)
         row0 = block // self.tiles_k(args) * self.tile_rows
         k0 = block % self.tiles_k(args) * self.tile_k
-        source = args.source + batch * args.batch_stride
-        if args.batches == 1:
-            # Its stride may be anything.
-            source = args.source
-        target = args.target + Int64(batch) * args.rows * pitch(args.k) * self.target_bytes
-        scales = args.scales + batch * args.scale_strides[2]
+        source, scales, target = self.places(args, batch)
         if cutlass.const_expr(self.operand.contiguous == "k"):
-            k = k0 + self.piece(thread % 32) * PIECE
-            if k < self.depth(args):
-                for i in cutlass.range_constexpr(self.tile_rows // (WARPS * self.batch)):
-                    row = row0 + thread // 32 + WARPS * self.batch * i
-                    if row < args.rows:
-                        self.lines(args, source, scales, target, row, k)
+            warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+            for i in cutlass.range_constexpr(self.tile_rows // (WARPS * self.batch)):
+                row = row0 + warp + WARPS * self.batch * i
+                self.lines(args, source, scales, target, row, k0, WARPS)
         else:
             # A warp lies 4 pieces along K and 8 along rows, the 8 warps 4 along K and 2 along rows.
             k = k0 + (thread % 4 + thread // 64 * 4) * PIECE
             row = row0 + (thread // 4 % 8 + thread // 32 % 2 * 8) * PIECE
             if (row < args.rows) & (k < self.depth(args)):
                 self.square(args, source, scales, target, row, k)
+
+    @cute.jit
+    def places(self, args: ExpandArgs, batch: Int32):
+        """Where a batch of the source, of its scales and of the target begins."""
+        source = args.source + batch * args.batch_stride
+        if args.batches == 1:
+            # Its stride may be anything.
+            source = args.source
+        target = args.target + Int64(batch) * args.rows * pitch(args.k) * self.target_bytes
+        return source, args.scales + batch * args.scale_strides[2], target
 
     def piece(self, lane: Int32) -> Int32:
         """Which piece of 32 a lane has: neighbours in the result where K has another order."""
@@ -189,56 +194,139 @@ class Expand:
         count = self.meets.tile_k // 4 // PIECE
         return lane // (4 * count) * (4 * count) + lane % 4 * count + lane // 4 % count
 
-    @cute.jit
-    def scale_code(self, args, scales, row, k) -> Int32:
-        """The scale code of an element; of 1 without scales."""
-        if cutlass.const_expr(self.operand.scale is None or self.target == self.operand.element):
-            return Int32(127)
-        block = k // self.operand.sf_vec
+    @property
+    def scaled(self) -> bool:
+        """Whether scales are read."""
+        return self.operand.scale is not None and self.target != self.operand.element
+
+    def scale_at(self, args, scales, row, atom):
+        """The address of the first of four scale codes of a row, which atom number `atom` along K holds."""
         r, q, _ = args.scale_strides
-        atom = (row // 128) * r + (block // 4) * q
-        within = (row % 32) * 16 + row // 32 % 4 * 4 + block % 4
-        return load_global_u8(scales + atom + within)
+        return scales + (row // 128) * r + atom * q + (row % 32) * CODES_ROW + row // 32 % 4 * 4
 
     @cute.jit
-    def lines(self, args, source, scales, target, row, k):
-        """One piece of each of `batch` rows, one of every warp between them."""
-        width = cutlass.const_expr(PIECE * self.bits // 32)
-        words = cute.make_rmem_tensor((width, self.batch), Int32)
-        codes = cute.make_rmem_tensor(self.batch, Int32)
-        # Beyond the end, where zeros are due, another piece is read.
-        inside = k if self.meets is None else at_most(k, args.k - PIECE)
-        for i in cutlass.range_constexpr(self.batch):
-            # Rows beyond the end read the last one, without branches.
-            line = at_most(row + WARPS * i, args.rows - 1)
-            at = source + line * args.outer_stride + Int64(inside) * self.bits // 8
+    def lines(self, args, source, scales, target, row, k0, step: cutlass.Constexpr):
+        """A warp: 256 elements of K from k0 on of `batch` rows, `step` apart, as far as they exist."""
+        if row + step * (self.batch - 1) < args.rows:
+            self.rows(args, source, scales, target, row, k0, step, self.batch)
+        else:
+            self.one_by_one(args, source, scales, target, row, args.rows, k0, step)
+
+    @cute.jit
+    def one_by_one(self, args, source, scales, target, row, end, k0, step: cutlass.Constexpr):
+        """A warp: 256 elements of K from k0 on of every `step`-th row up to `end`."""
+        for line in cutlass.range(row, end, step, unroll=1):
+            self.rows(args, source, scales, target, line, k0, step, 1)
+
+    @cute.jit
+    def rows(
+        self,
+        args,
+        source,
+        scales,
+        target,
+        row,
+        k0,
+        step: cutlass.Constexpr,
+        count: cutlass.Constexpr,
+    ):
+        """A warp: 256 elements of K from k0 on of `count` rows, `step` apart."""
+        words = self.words(count)
+        at, codes_at, line, k, block = self.reach(
+            args, source, scales, target, row, k0, step, count
+        )
+        codes = self.fetch(at, step * args.outer_stride, codes_at, words)
+        self.finish(args, line, self.line(args, Int64(0), step), k, block, words, codes)
+
+    @property
+    def width(self) -> int:
+        """Words of a piece."""
+        return PIECE * self.bits // 32
+
+    def words(self, count: int) -> cute.Tensor:
+        """Registers for a lane's piece of each of `count` rows."""
+        return cute.make_rmem_tensor((self.width, count), Int32)
+
+    @cute.jit
+    def reach(
+        self,
+        args,
+        source,
+        scales,
+        target,
+        row,
+        k0,
+        step: cutlass.Constexpr,
+        count: cutlass.Constexpr,
+    ) -> tuple:
+        """A lane's part of 256 elements of K from k0 on of `count` rows, `step` apart.
+
+        (where its piece of the first row and its scale codes are, the first row of the result, the first K element of
+        its piece, which scale that has of those that the warp has of a row)
+        """
+        lane = cute.arch.lane_idx()
+        # Beyond the end the last piece is written again.
+        k = at_most(k0 + self.piece(lane) * PIECE, self.depth(args) - PIECE)
+        inside = at_most(k, args.k - PIECE)
+        at = source + row * args.outer_stride + Int64(inside) * self.bits // 8
+        codes_at, block = scales, Int32(0)
+        if cutlass.const_expr(self.scaled):
+            # Lane r + 8 q has the four of row r from the q-th of those atoms that cover the 256 elements.
+            depth = cutlass.const_expr(4 * self.operand.sf_vec)
+            atom = at_most(k0 // depth + lane // BATCH, (args.k - 1) // depth)
+            codes_at = self.scale_at(args, scales, row + step * (lane % count), atom)
+            block = (inside - k0) // self.operand.sf_vec
+        return at, codes_at, self.line(args, target, row), k, block
+
+    @cute.jit
+    def fetch(self, at: Int64, stride: Int64, codes_at: Int64, words) -> Int32:
+        """A warp: load a lane's piece of each row into `words`; scale codes that the warp has in common."""
+        width = self.width
+        for i in cutlass.range_constexpr(words.shape[1]):
             loaded = load_global_words(at, width)
             for w in cutlass.range_constexpr(width):
                 words[w, i] = loaded[w]
-            codes[i] = self.scale_code(args, scales, line, inside)
-        for i in cutlass.range_constexpr(self.batch):
-            if row + WARPS * i < args.rows:
-                piece = self.expand([words[w, i] for w in range(width)], codes[i])
-                self.store(args, target, row + WARPS * i, k, piece)
+            at += stride
+        codes = Int32(0)
+        if cutlass.const_expr(self.scaled):
+            (codes,) = load_global_words(codes_at, 1)
+        return codes
+
+    @cute.jit
+    def finish(self, args, line: Int64, stride: Int64, k, block, words, codes: Int32):
+        """A warp: expand what `fetch` has loaded, and store it, from row `line` of the result on."""
+        width = self.width
+        for i in cutlass.range_constexpr(words.shape[1]):
+            code = Int32(127)
+            if cutlass.const_expr(self.scaled):
+                four = cute.arch.shuffle_sync(codes, i + block // 4 * BATCH)
+                code = (four >> (block % 4 * 8)) & 0xFF
+            made = self.expand([words[w, i] for w in range(width)], code)
+            self.store(args, line, k, made)
+            line += stride
 
     @cute.jit
     def square(self, args, source, scales, target, row, k):
         """8 rows by 8 elements of K of an operand whose rows are contiguous."""
-        width = cutlass.const_expr(PIECE * self.bits // 32)
-        words = cute.make_rmem_tensor((width, PIECE), Int32)
+        width = self.width
+        words = self.words(PIECE)
         for i in cutlass.range_constexpr(PIECE):
             depth = at_most(k + i, args.k - 1)
             at = source + depth * args.outer_stride + Int64(row) * self.bits // 8
             loaded = load_global_words(at, width)
             for w in cutlass.range_constexpr(width):
                 words[w, i] = loaded[w]
-        codes = [
-            self.scale_code(args, scales, row + i, at_most(k, args.k - 1)) for i in range(PIECE)
-        ]
+        codes = [Int32(127)] * PIECE
+        if cutlass.const_expr(self.scaled):
+            # Eight rows from a multiple of 8 on.
+            block = at_most(k, args.k - 1) // self.operand.sf_vec
+            scale = self.scale_at(args, scales, row, block // 4) + block % 4
+            codes = [load_global_u8(scale + 16 * i) for i in range(PIECE)]
         lines = [line for w in range(width) for line in self.turned(words, w)]
         for i in cutlass.range_constexpr(PIECE):
             if row + i < args.rows:
-                self.store(args, target, row + i, k, self.expand(lines[i], codes[i]))
+                line = self.line(args, target, row + i)
+                self.store(args, line, k, self.expand(lines[i], codes[i]))
 
     def turned(self, words, w: int) -> list:
         """The rows that share words number w: for each, its elements along K."""
@@ -251,9 +339,12 @@ class Expand:
         left, right = transposed(column[:4]), transposed(column[4:])
         return [[left[i], right[i]] for i in range(4)]
 
-    def store(self, args, target, row, k, piece: list):
-        """Eight elements of a row."""
-        line = target + Int64(row) * pitch(args.k) * self.target_bytes
+    def line(self, args, target, row) -> Int64:
+        """Where a row of the result begins."""
+        return target + Int64(row) * pitch(args.k) * self.target_bytes
+
+    def store(self, args, line: Int64, k, piece: list):
+        """Eight elements of the row that begins at `line`."""
         if self.meets is None:
             for first in range(0, len(piece), 4):
                 store_global(line + k * self.target_bytes + 4 * first, piece[first : first + 4])
@@ -296,12 +387,18 @@ class Expand:
     def to_bf16(self, words: list, code: Int32) -> list:
         """Eight 8-bit or 4-bit elements times a scale."""
         if self.bits == 8:
-            scale, kind = fp32_scale(code), fp8_kind(self.operand.element)
-            return [v for word in words for v in fp8_to_bf16(word, scale, kind, False)]
+            kind = fp8_kind(self.operand.element)
+            values = [v for word in words for v in fp8_to_bf16(word, kind, False)]
+            # Without scales it is 1.
+            return (
+                values
+                if self.operand.scale is None
+                else [mul_bf16x2(v, e8m0_pair(code)) for v in values]
+            )
         if self.operand.scale == "float8_e4m3fn":
             factor, _ = e4m3_pair_to_bf16x2(code, 0)
         else:
-            factor = bf16_pair(fp32_scale(code))
+            factor = e8m0_pair(code)
         return [mul_bf16x2(v, factor) for v in e2m1_to_bf16(words[0])]
 
 

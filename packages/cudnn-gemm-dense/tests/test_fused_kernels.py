@@ -10,7 +10,7 @@ import pytest
 
 from cudnn_core.hopper.tile import TileConfig
 from cudnn_gemm_dense import kernels
-from cudnn_gemm_dense.config import FusedConfig
+from cudnn_gemm_dense.config import FusedConfig, scratch
 
 OPS = ("swiglu", "srelu", "dsrelu")
 every_op = pytest.mark.parametrize("op", OPS)
@@ -70,7 +70,9 @@ def test_weights_are_expanded_where_rows_are_many_and_memory_suffices():
         ("swiglu", "bfloat16", 1024, 8192, decoded),
         ("swiglu", "bfloat16", 4096, 8192, plain),
         ("swiglu", "bfloat16", 4096, 131072, decoded),
-        ("swiglu", "mxfp8", 4096, 8192, decoded),
+        ("swiglu", "mxfp8", 2047, 8192, decoded),
+        ("swiglu", "mxfp8", 4096, 1024, decoded),
+        ("swiglu", "mxfp8", 4096, 8192, both),
         ("dsrelu", "mxfp8", 1024, 8192, decoded),
         ("dsrelu", "mxfp8", 4096, 8192, both),
         ("swiglu", "mxfp8", 8192, 8192, both),
@@ -110,6 +112,32 @@ def test_epilogues_without_room_take_smaller_tiles():
     # Rows of so many columns are not stored through shared memory.
     assert plan("srelu", n=8190).config.product.tile.bn == 128
     assert plan("srelu", "mxfp8", "mxfp8", n=8190).config.product.decodes
+
+
+@pytest.mark.parametrize(
+    "op, a, b, extents, out, decodes, feeds",
+    [
+        ("swiglu", "mxfp8", "mxfp8", (4096, 4096, 4096), None, False, True),
+        ("swiglu", "mxfp8", "mxfp8", (2048, 28672, 4096), None, False, True),
+        ("swiglu", "mxfp8", "mxfp8", (2047, 28672, 4096), None, True, False),
+        ("swiglu", "mxfp8", "nvfp4", (4096, 4096, 4096), None, True, False),
+        ("swiglu", "mxfp8", "nvfp4", (6144, 4096, 4096), None, False, True),
+        # Two sides of few rows each would be waited for.
+        ("srelu", "mxfp8", "mxfp8", (2048, 1024, 4096), None, True, False),
+        ("srelu", "bfloat16", "mxfp8", (2048, 1024, 4096), None, False, True),
+        # Weights that are not decoded leave nothing to weigh.
+        ("srelu", "mxfp8", "bfloat16", (4096, 4096, 4096), None, False, False),
+        ("dsrelu", "mxfp8", "mxfp8", (4096, 4096, 4096), None, False, True),
+        ("dsrelu", "mxfp8", "mxfp8", (4096, 4096, 4096), "mxfp8", False, False),
+        # Long sums are promoted, in wider tiles.
+        ("swiglu", "mxfp8", "mxfp8", (4096, 4096, 65536), None, False, False),
+        ("swiglu", "bfloat16", "bfloat16", (4096, 4096, 4096), None, False, False),
+    ],
+)
+def test_where_block_scaled_operands_become_bf16(op, a, b, extents, out, decodes, feeds):
+    product = kernels.product_of(problem(op, a, b, *extents, out))
+    assert (product.decodes, product.feeds) == (decodes, feeds)
+    assert ("counters" in scratch(product)) == feeds
 
 
 @every_op

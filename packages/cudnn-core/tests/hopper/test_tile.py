@@ -49,8 +49,27 @@ def test_refusals_name_the_field(tile, word):
 )
 def test_tiles_in_use(tile):
     assert why_not(tile) is None
-    consumer, producer = tile.registers
-    assert 128 * (tile.warpgroups * consumer + producer) <= 65536
+    assert tile.registers_why_not(*tile.registers) is None
+
+
+@pytest.mark.parametrize(
+    "warpgroups, consumers, producers, fit",
+    [
+        # 384 threads are launched with 168 each, not with 170.
+        (2, 240, 24, True),
+        (2, 216, 72, True),
+        (2, 224, 64, False),
+        (3, 160, 32, True),
+        (3, 160, 40, False),
+        (4, 104, 64, True),
+        (4, 112, 40, False),
+    ],
+)
+def test_threads_that_ask_for_too_many_registers_would_wait_for_ever(
+    warpgroups, consumers, producers, fit
+):
+    reason = TileConfig(warpgroups=warpgroups).registers_why_not(consumers, producers)
+    assert (reason is None) == fit
 
 
 def test_orientation_says_which_extent_is_the_fragments_rows():

@@ -49,7 +49,8 @@ class Product:
     batched: whether L can differ from 1. batch: "last" for (M,K,L) or "outer" for (L,M,K). split: None, or stream-K in
     which every thread block gets at least so many units of 128 K elements. glu: None, or where the two columns of a GLU
     pair lie in B's rows, "interleaved" in turns of 32 or "concatenated" (core's Fragments). decode: whether B, if
-    it has scales, may become BF16 in the main loop; else it is rewritten ahead.
+    it has scales, may become BF16 in the main loop; else it is rewritten. feed: whether sides are rewritten beside the
+    main loop if its tile allows it; else they are ahead of it.
     """
 
     a: Side
@@ -60,6 +61,7 @@ class Product:
     glu: str | None = None
     tile: TileConfig = field(default_factory=TileConfig)
     decode: bool = True
+    feed: bool = False
 
     @property
     def decodes(self) -> bool:
@@ -107,6 +109,22 @@ class Product:
             made.append(None if as_it_is else target)
         return tuple(made)
 
+    @property
+    def feeds(self) -> bool:
+        """Whether sides are rewritten beside the main loop, by warps of its own kernel."""
+        sides = zip((self.a, self.b), self.treatments, strict=True)
+        written = [side for side, target in sides if target is not None]
+        tile = self.tile
+        fits = tile.pingpong and (tile.bm, tile.bn, tile.cluster) == (128, 128, (1, 1))
+        whole = self.split is None and tile.promote_k is None and not self.decodes
+        return (
+            self.feed
+            and bool(written)
+            and fits
+            and whole
+            and all(side.contiguous == "k" for side in written)
+        )
+
     def why_not(self) -> str | None:
         """The reason why no main loop multiplies these sides, or None."""
         for side in (self.a, self.b):
@@ -123,9 +141,11 @@ class Product:
 def scratch(product: Product) -> tuple[str, ...]:
     """The regions of a product's workspace, in their order.
 
-    "expanded": A rewritten, then B. "partials", "flags": of stream-K.
+    "expanded": A rewritten, then B. "counters": of what is rewritten beside the main loop. "partials", "flags": of
+    stream-K.
     """
     names = ("expanded",) if any(product.treatments) else ()
+    names = (*names, "counters") if product.feeds else names
     return names if product.split is None else (*names, "partials", "flags")
 
 

@@ -16,7 +16,13 @@ from cudnn_core.device_info import device_info
 from cudnn_core.engine import Workspace
 from cudnn_core.hopper.rules import EVENED, SQUARE, UNIT, WIDE, choose, rules_for, unit_of
 from cudnn_core.hopper.tile import ACCUMULATORS, ROOMY_SUMS, TileConfig
-from cudnn_core.hopper.workspace import expanded_bytes, flag_bytes, following, partial_bytes
+from cudnn_core.hopper.workspace import (
+    counter_bytes,
+    expanded_bytes,
+    flag_bytes,
+    following,
+    partial_bytes,
+)
 from cudnn_core.plan import Plan
 from cudnn_core.tensor_desc import TensorDesc
 
@@ -69,17 +75,22 @@ def product_of(problem: Problem) -> Product:
     # dsrelu, whose epilogue reads a matrix, took 223 us so at (4096, 4096, 4096), and 214 from expanded weights.
     reads = signature.op.endswith("dsrelu")
     if product.decodes and staged and not worth_decoding(product, problem.dims, reads):
-        product = replace(product, decode=False)
+        # Beside an epilogue that reads and quantizes no registers are left for warps that write operands out.
+        product = replace(product, decode=False, feed=not (reads and signature.has("sfd_tensor")))
     tile, split = choose_tile(product, problem.dims, staged, sums)
     return replace(product, tile=tile, split=split)
 
 
 # From so many rows of activations on, expanding the weights once costs less than a main loop that decodes them; their
-# expanded form must fit this much memory. Measured on an H200 on 2026-12-02 by SwiGLU, torch.mm's time over ours from
-# decoded and from expanded weights: BF16 x MXFP8, MXFP4, NVFP4 at (4096, 4096, 4096) 0.87, 0.92, 0.91 and 0.92, 0.92,
-# 0.92, at (8192, 8192, 8192) 0.92, 0.97, 0.96 and 1.00, 1.01, 1.01; MXFP8 x MXFP8, whose activations are rewritten in
-# any case and get their order for nothing, 0.90 and 0.85, then 0.93 and 0.96. Between these points lie the numbers.
-EXPANDED_ROWS, EXPANDED_ROWS_MXFP4, EXPANDED_ROWS_REWRITTEN = 2048, 4096, 6144
+# expanded form must fit this much memory. Measured on an H200 on 2026-12-02 and 03, torch.mm's time over ours from
+# decoded and from expanded weights: SwiGLU of BF16 x MXFP8, MXFP4, NVFP4 at (8192, 8192, 8192) 0.92, 0.97, 0.96 and
+# 1.01, 1.00, 1.00, of BF16 x MXFP4 at (2048, 28672, 4096) 0.97 to 1.02 and 0.97; of MXFP8 x MXFP8, whose activations
+# are rewritten in any case and get their order for nothing, at (1024, 28672, 4096) 0.94 and 0.86, (2048, 28672, 4096)
+# 0.90 to 0.94 and 0.96, (4096, 4096, 4096) 0.85 and 0.89; amax of NVFP4 x NVFP4, MXFP4 x MXFP4 there 0.93, 0.92 and
+# 0.89, 0.89.
+EXPANDED_ROWS, EXPANDED_ROWS_MXFP4, EXPANDED_ROWS_BESIDE_FP4 = 2048, 4096, 6144
+# Spare warps write an element out in the time in which tiles multiply it by so many rows.
+FED_ROWS = 1024
 LARGEST_EXPANDED = 2**30
 # Offsets within a rewritten line, of four bytes an element at most, are 32-bit.
 LONGEST_REWRITTEN = 2**29 - 128
@@ -92,12 +103,15 @@ def worth_decoding(product: Product, dims: Mapping[str, int], reads: bool = Fals
     """
     mxfp4 = (product.b.dtype, product.b.scale) == ("float4_e2m1fn", "float8_e8m0fnu")
     most = EXPANDED_ROWS_MXFP4 if mxfp4 else EXPANDED_ROWS
-    if replace(product, decode=False).treatments[0] is not None and not reads:
-        most = EXPANDED_ROWS_REWRITTEN
-    rows, expanded = dims["M"], expanded_bytes(dims["N"], dims["K"], dims["L"])
+    treatments = replace(product, decode=False).treatments
+    if treatments[0] is not None and product.b.bits == 4 and not reads:
+        most = EXPANDED_ROWS_BESIDE_FP4
+    m, n, k, batches = (dims[symbol] for symbol in "MNKL")
+    written = sum(rows for rows, target in zip((m, n), treatments, strict=True) if target)
+    expanded = expanded_bytes(n, k, batches)
     # Decoded weights have activations rewritten.
-    spares = expanded_bytes(rows, dims["K"], dims["L"]) < expanded
-    return rows < most or (expanded > LARGEST_EXPANDED and spares)
+    spares = expanded_bytes(m, k, batches) < expanded
+    return m < most or m * n < FED_ROWS * written or (expanded > LARGEST_EXPANDED and spares)
 
 
 def room(signature: Signature) -> tuple[bool, int]:
@@ -177,14 +191,16 @@ def workspaces(problem: Problem, product: Product | None = None) -> tuple[Worksp
 def regions(problem: Problem, product: Product) -> dict[str, int]:
     """Bytes of the workspace's regions, in their order: the product's, then partial sums of rows for dprob."""
     m, n, k, batches = (problem.dims[symbol] for symbol in "MNKL")
-    expanded = sum(
-        expanded_bytes(rows, k, batches, target)
+    written = [
+        (rows, target)
         for rows, target in zip((m, n), product.treatments, strict=True)
         if target is not None
-    )
+    ]
+    expanded = sum(expanded_bytes(rows, k, batches, target) for rows, target in written)
     walkers = device_info(problem.device.index or 0).sm_count if product.split else 0
     sizes = {
         "expanded": expanded,
+        "counters": counter_bytes([rows for rows, _ in written], k, batches),
         "partials": partial_bytes(product.tile, walkers),
         "flags": flag_bytes(product.tile, walkers),
     }

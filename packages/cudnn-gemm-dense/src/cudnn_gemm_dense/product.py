@@ -14,6 +14,7 @@ from cutlass import Int32, Int64
 from cudnn_core.hopper import arguments
 from cudnn_core.hopper.decoded import DecodedBody
 from cudnn_core.hopper.expand import Expand, Expansion
+from cudnn_core.hopper.feed import FedArgs, FedBody, Feed
 from cudnn_core.hopper.gemm import HopperGemm
 from cudnn_core.hopper.matrix import MatrixOperand
 from cudnn_core.hopper.operand import BlockScaledOperand
@@ -61,6 +62,12 @@ def body_of(product: Product) -> DecodedBody | PlainBody:
         glu = product.glu is not None
         return DecodedBody(product.tile, weights, a, glu, follows, product.sorts)
     b = replace(matrix(product, product.b, right, along_m), glu=apart)
+    if product.feeds:
+        sides = tuple(
+            None if target is None else Expand(block_scaled(side, product.batch), target)
+            for side, target in ((product.a, left), (product.b, right))
+        )
+        return FedBody(product.tile, a, b, Feed(product.tile, sides, apart))
     return PlainBody(product.tile, a, b)
 
 
@@ -127,9 +134,10 @@ class Multiply:
             raise NotImplementedError(reason)
         self.product, self.epilogue, self.body = product, epilogue, body_of(product)
         schedule = schedule_of(product)
-        # Not with plain operands: thread blocks that start wherever a multiprocessor comes free are no neighbours any
-        # more, and ask more of the L2 cache (on an H200 products of 128x128 tiles took more than a third longer).
-        follows = product.decodes and any(product.treatments)
+        # Not after a kernel that keeps multiprocessors busy, with plain operands: thread blocks that start wherever one
+        # comes free are no neighbours any more, and ask more of the L2 cache (on an H200 products of 128x128 tiles took
+        # more than a third longer). What takes counters down ends before they start.
+        follows = product.feeds or (product.decodes and any(product.treatments))
         self.gemm = HopperGemm(product.tile, self.body, schedule, epilogue, follows)
         scaled = ("sfa" if product.a.scale else None, "sfb" if product.b.scale else None)
         self.inputs = ("a", "b", *filter(None, scaled))
@@ -157,21 +165,30 @@ class Multiply:
                 written.append(args)
                 used += expanded_bytes(made.shape[0], Int64(made.shape[1]), made.shape[2], target)
                 sides[name] = made
-        if cutlass.const_expr(expands):
+        counted = body.feed.bytes(written) if cutlass.const_expr(product.feeds) else 0
+        regions = self.cut(tensors.get("workspace"), used, counted, Int64(blocks))
+        feed = None
+        if cutlass.const_expr(product.feeds):
+            feed = body.feed.prepare(written, regions["counters"], blocks, stream)
+        elif cutlass.const_expr(expands):
             Expansion(tuple(expands)).launch(tuple(written), stream)
-        regions = self.cut(tensors.get("workspace"), used, Int64(blocks))
         if cutlass.const_expr(product.decodes):
             a = body.activations.prepare(sides["a"], tile.bm)
             b = body.weights.prepare(sides["b"], tensors["sfb"], tile.bn)
             return Operands(b, a, a.extent, b.extent, b.k), regions
         a, b = body.a.prepare(sides["a"], tile.bm), body.b.prepare(sides["b"], tile.bn)
+        if cutlass.const_expr(product.feeds):
+            a = FedArgs(a.tma_atom, a.tma_tensor, a.extent, a.k, a.batches, feed)
         return Operands(a, b, a.extent, b.extent, a.k), regions
 
-    def cut(self, workspace, expanded: Int64, blocks: Int64) -> dict[str, cute.Tensor]:
-        """The regions of the workspace by name; expanded: bytes of the region with which it begins."""
+    def cut(
+        self, workspace, expanded: Int64, counters: Int64, blocks: Int64
+    ) -> dict[str, cute.Tensor]:
+        """The regions of the workspace by name; expanded, counters: bytes of those regions."""
         tile, made, at = self.product.tile, {}, Int64(0)
         sizes = {
             "expanded": expanded,
+            "counters": counters,
             "partials": partial_bytes(tile, blocks),
             "flags": flag_bytes(tile, blocks),
         }

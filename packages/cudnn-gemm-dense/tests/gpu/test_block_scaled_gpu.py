@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from cudnn_core.hopper.tile import TileConfig
-from cudnn_core.hopper.workspace import expanded_bytes, flag_bytes, following, partial_bytes
+from cudnn_core.hopper.workspace import (
+    counter_bytes,
+    expanded_bytes,
+    flag_bytes,
+    following,
+    partial_bytes,
+)
 from cudnn_core.plan import Plan
 from cudnn_core.testing import gemm
 from cudnn_gemm_dense.config import GemmAmaxConfig, Product, Side, scratch
@@ -31,6 +37,8 @@ TILES = {
     "64x64": (swapped(64, 64, 8, 8, warpgroups=1), None),
     "a cluster of 256x128": (swapped(256, 128, 4, 4, cluster=(1, 2)), None),
 }
+# Beside which spare warps write the operands out.
+FED = TileConfig(bm=128, bn=128, pingpong=True)
 
 
 @functools.cache
@@ -56,6 +64,8 @@ def config_of(case, tile=None, split=None, forms="logical", **changes):
     product = Product(
         a, b, case.l > 1, changes.pop("batch", "last"), split, changes.pop("glu", None)
     )
+    if tile == FED:
+        product = replace(product, decode=False, feed=True)
     if tile is None:
         tile = MANY_ROWS[0] if product.decodes else TileConfig(bm=128, bn=128)
     config = GemmAmaxConfig(replace(product, tile=tile), c_dtype=case.c_dtype, c_major=case.c_major)
@@ -66,9 +76,10 @@ def scratch_memory(product, case, blocks):
     """(the workspace, poisoned, or None; its regions by name)."""
     torch = pytest.importorskip("torch")
     extents = zip((case.m, case.n), product.treatments, strict=True)
-    expanded = sum(expanded_bytes(x, case.k, case.l, to) for x, to in extents if to is not None)
+    written = [(rows, target) for rows, target in extents if target is not None]
     sizes = {
-        "expanded": expanded,
+        "expanded": sum(expanded_bytes(rows, case.k, case.l, target) for rows, target in written),
+        "counters": counter_bytes([rows for rows, _ in written], case.k, case.l),
         "partials": partial_bytes(product.tile, blocks),
         "flags": flag_bytes(product.tile, blocks),
     }
@@ -154,6 +165,42 @@ def test_glu_pairs_meet_in_a_thread_and_leave_c_as_it_is(glu, n, tile, recipe):
     data = gemm.exact(gemm.Case(72, n, 288, 2, recipe=recipe))
     config, split = TILES[tile]
     c, amax = run(data, blocks=5, tile=config, split=split, glu=glu)
+    np.testing.assert_array_equal(c, data.expected())
+    np.testing.assert_array_equal(amax, [data.amax()])
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8_e5m2", "mxfp4", "mxfp4_16", "nvfp4"])
+@pytest.mark.parametrize("blocks", [1, 3, 132])
+@pytest.mark.parametrize(
+    "m, n, k, l",
+    [
+        # Batches of rows that end anywhere in a piece, pieces in a group, and groups in a band.
+        *[(m, 16, 32, 1) for m in (1, 7, 8, 9, 31, 39, 129)],
+        *[(16, n, 64, 2) for n in (8, 40, 136, 248)],
+        (1160, 200, 288, 3),
+        (200, 2600, 544, 1),
+        # More slabs than are looked at together.
+        (136, 264, 33 * 256 + 32, 2),
+    ],
+)
+def test_operands_that_are_written_out_beside_the_product(m, n, k, l, blocks, recipe):
+    """A producer reads nothing before it is written, in a workspace full of numbers that no counter has."""
+    if recipe == "nvfp4" and k % 64:
+        k += 32
+    case = gemm.Case(m, n, k, l, recipe=recipe)
+    data = gemm.exact(case)
+    assert config_of(case, FED).product.feeds
+    c, amax = run(data, blocks=blocks, tile=FED)
+    np.testing.assert_array_equal(c, data.expected())
+    np.testing.assert_array_equal(amax, [data.amax()])
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+@pytest.mark.parametrize("n", [64, 192, 448, 832])
+@pytest.mark.parametrize("glu", ["interleaved", "concatenated"])
+def test_glu_halves_that_are_written_out_beside_the_product(glu, n, recipe):
+    data = gemm.exact(gemm.Case(72, n, 576, 2, recipe=recipe, c_dtype="bfloat16"))
+    c, amax = run(data, blocks=5, tile=FED, glu=glu)
     np.testing.assert_array_equal(c, data.expected())
     np.testing.assert_array_equal(amax, [data.amax()])
 

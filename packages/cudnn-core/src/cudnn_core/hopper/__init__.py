@@ -15,6 +15,7 @@ pieces of a fused GEMM, each in a module of its own:
     decode       the exact expansion of elements and scales to BF16
     decoded      DecodedBody: the main loop when B is decoded in registers
     expand       Expand, Expansion: rewrite operands ahead of the main loop
+    feed         Feed, FedBody: or beside it
     workspace    sizes of scratch memory
     epilogue     Epilogue and its resources: what happens to the sums
     convert      conversions of quantization, bit-exact

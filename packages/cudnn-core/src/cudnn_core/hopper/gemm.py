@@ -54,11 +54,16 @@ class HopperGemm:
         self.roles = getattr(body, "roles", (1,))
         self.fillers = getattr(body, "fillers", 1)
         self.registers = getattr(body, "role_registers", tile.registers)
+        reason = tile.registers_why_not(*self.registers)
+        if reason is not None:
+            raise ValueError(reason)
         # Whether a producer warp without a role announces partial tiles, so that consumers go on at once. Beside direct
         # stores that makes ptxas spill.
         spare = sum(self.roles) < 4
         wanted = getattr(body, "announces", False) and epilogue.staged
         self.announces = schedule.splits and spare and wanted
+        # Whether producer warps without a role work for the body.
+        self.assisted = getattr(body, "assisted", False)
         # What the body's sums are to be multiplied by.
         self.gain = getattr(body, "gain", 1.0)
         # Whether the body's first product of an item ignores what the accumulators hold.
@@ -112,6 +117,8 @@ class HopperGemm:
                     elif cutlass.const_expr(self.announces):
                         if warp == first:
                             self.schedule.announce(schedule)
+                    elif cutlass.const_expr(self.assisted):
+                        self.body.assist(a)
         if cutlass.const_expr(self.tile.blocks > 1):
             # Nobody leaves while others of the cluster may still reach into its shared memory.
             self.sync()

@@ -107,19 +107,30 @@ class PlainBody:
     @cute.jit
     def produce(self, buffers, a: MatrixArgs, b: MatrixArgs, item, state):
         """One warp: fill the ring for one work item. Waits on ring.empty, signals ring.full."""
-        tile = self.tile
-        ring = buffers.ring
-        a_shared, a_global = self.a.partition(a, buffers.a, tile.bm, item.m0, item.k0, item.batch)
-        b_shared, b_global = self.b.partition(b, buffers.b, tile.bn, item.n0, item.k0, item.batch)
+        views = self.views(buffers, a, b, item)
         for i in cutlass.range(self.k_tiles(item.k_count), unroll=1):
-            ring.wait_empty(state)
-            barrier = ring.full + state.index
-            with cute.arch.elect_one():
-                ring.expect(state, Int32(self.stage_bytes()))
-            self.a.copy(a, a_global[None, i], a_shared[None, state.index], barrier)
-            self.b.copy(b, b_global[None, i], b_shared[None, state.index], barrier)
+            self.fill(buffers, a, b, views, i, state)
             state.advance()
         return state
+
+    def views(self, buffers: PlainBuffers, a: MatrixArgs, b: MatrixArgs, item) -> tuple:
+        """(shared, global) of A and of B, for the copies of a work item."""
+        tile = self.tile
+        return (
+            self.a.partition(a, buffers.a, tile.bm, item.m0, item.k0, item.batch),
+            self.b.partition(b, buffers.b, tile.bn, item.n0, item.k0, item.batch),
+        )
+
+    @cute.jit
+    def fill(self, buffers, a: MatrixArgs, b: MatrixArgs, views: cutlass.Constexpr, i, state):
+        """One warp: copy K tile i of a work item into the next stage."""
+        ring, ((a_shared, a_global), (b_shared, b_global)) = buffers.ring, views
+        ring.wait_empty(state)
+        barrier = ring.full + state.index
+        with cute.arch.elect_one():
+            ring.expect(state, Int32(self.stage_bytes()))
+        self.a.copy(a, a_global[None, i], a_shared[None, state.index], barrier)
+        self.b.copy(b, b_global[None, i], b_shared[None, state.index], barrier)
 
     def sides(self, buffers: PlainBuffers):
         """(operand, buffer) of the fragments' rows and of their columns."""

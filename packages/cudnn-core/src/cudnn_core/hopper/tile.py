@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 # Bytes of shared memory that one block may have.
 SHARED_MEMORY = 232448
+# Registers of a multiprocessor.
+REGISTERS = 1 << 16
 # A thread's sums beyond this leave too few registers for addresses and the epilogue.
 ACCUMULATORS = 208
 # Sums beside which an epilogue has registers for all that it would like to keep.
@@ -88,6 +90,16 @@ class TileConfig:
         """Registers per thread of (consumer, producer) warpgroups; 0: as launched."""
         # 256 threads have all the registers that a thread can address from the start.
         return {1: (0, 0), 2: (240, 24), 3: (160, 24), 4: (112, 24)}[self.warpgroups]
+
+    def registers_why_not(self, consumers: int, producers: int) -> str | None:
+        """The reason why threads cannot have so many registers, for which they would wait for ever, or None."""
+        groups = self.warpgroups + 1
+        # A thread is launched with a multiple of 8.
+        launched = REGISTERS // (128 * groups) // 8 * 8 * groups
+        wanted = self.warpgroups * consumers + producers
+        if wanted <= launched:
+            return None
+        return f"{self.warpgroups} x {consumers} + {producers} registers, of {launched} that {groups} warpgroups have"
 
 
 def why_not(tile: TileConfig) -> str | None:

@@ -344,6 +344,8 @@ class Feed:
                     done = done & (count == PIECES)
                     each += 1
         made = cute.arch.vote_ballot_sync(done)
+        # Whichever lane copies has seen what all of them have.
+        cute.arch.sync_warp()
         cute.arch.fence_proxy("async.global")
         return made
 

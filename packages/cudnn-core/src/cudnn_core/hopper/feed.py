@@ -157,8 +157,8 @@ class Feed:
     def run(self, args: FeedArgs):
         """A warp: write pieces out until none is left.
 
-        While some rows are expanded the next are on their way, be they of another piece. It is one short loop, as
-        warps that share the caches of instructions with a main loop wait for a longer one's.
+        While some rows are expanded the next are on their way, be they of another piece. It is one short loop over
+        batches of rows: a body with all batches of a piece took longer (docs/ops/dense/swiglu.md has the times).
         """
         widest = max((expand for _, expand in self.forms), key=lambda expand: expand.width)
         words, later = widest.words(BATCH), widest.words(BATCH)

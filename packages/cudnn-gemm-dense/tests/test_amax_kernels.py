@@ -27,7 +27,7 @@ C_TYPES = (
     ("float4_e2m1fn", "native"),
     ("float4_e2m1fn", "uint8"),
 )
-# Where both sides are expanded ahead.
+# Where both sides are expanded, beside the main loop or ahead of it.
 EXPANDED = ((SQUARE, None), (WIDE[64], None))
 FACTORS = {
     "recipe": tuple(RECIPES),
@@ -84,7 +84,9 @@ def config(made):
     )
     (tile, split), (batch, amax) = made["tile"], made["batch"]
     decode = made["tile"] not in EXPANDED
-    product = Product(a, b, batch == "outer", batch, split, tile=tile, decode=decode)
+    product = Product(
+        a, b, batch == "outer", batch, split, tile=tile, decode=decode, feed=not decode
+    )
     return GemmAmaxConfig(product, *made["c"], made["c_major"], made["c_store"], amax)
 
 

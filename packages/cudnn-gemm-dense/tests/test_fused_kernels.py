@@ -120,8 +120,11 @@ def test_epilogues_without_room_take_smaller_tiles():
         ("swiglu", "mxfp8", "mxfp8", (4096, 4096, 4096), None, False, True),
         ("swiglu", "mxfp8", "mxfp8", (2048, 28672, 4096), None, False, True),
         ("swiglu", "mxfp8", "mxfp8", (2047, 28672, 4096), None, True, False),
-        ("swiglu", "mxfp8", "nvfp4", (4096, 4096, 4096), None, True, False),
-        ("swiglu", "mxfp8", "nvfp4", (6144, 4096, 4096), None, False, True),
+        ("swiglu", "nvfp4", "nvfp4", (4096, 4096, 4096), None, True, False),
+        ("swiglu", "nvfp4", "nvfp4", (6144, 4096, 4096), None, False, True),
+        # Sides of two formats are expanded ahead.
+        ("swiglu", "nvfp4", "mxfp8", (4096, 4096, 4096), None, True, False),
+        ("swiglu", "nvfp4", "mxfp8", (6144, 4096, 4096), None, False, False),
         # Two sides of few rows each would be waited for.
         ("srelu", "mxfp8", "mxfp8", (2048, 1024, 4096), None, True, False),
         ("srelu", "bfloat16", "mxfp8", (2048, 1024, 4096), None, False, True),
@@ -130,7 +133,8 @@ def test_epilogues_without_room_take_smaller_tiles():
         ("dsrelu", "mxfp8", "mxfp8", (4096, 4096, 4096), None, False, True),
         ("dsrelu", "mxfp8", "mxfp8", (4096, 4096, 4096), "mxfp8", False, False),
         # Long sums are promoted, in wider tiles.
-        ("swiglu", "mxfp8", "mxfp8", (4096, 4096, 65536), None, False, False),
+        ("swiglu", "mxfp8", "mxfp8", (4096, 4096, 65536), None, True, False),
+        ("swiglu", "mxfp8", "mxfp8", (8192, 4096, 65536), None, False, False),
         ("swiglu", "bfloat16", "bfloat16", (4096, 4096, 4096), None, False, False),
     ],
 )

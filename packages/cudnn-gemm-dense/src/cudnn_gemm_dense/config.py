@@ -93,7 +93,7 @@ class Product:
 
     @property
     def treatments(self) -> tuple[str | None, str | None]:
-        """Into what type A and B are rewritten, K-major, by a kernel ahead of the main loop; None: they are not."""
+        """Into what type A and B are rewritten, K-major, beside the main loop or ahead of it; None: they are not."""
         made = []
         for name, side in (("a", self.a), ("b", self.b)):
             target, fits = self.meeting or side.dtype, side.contiguous == "k"
@@ -113,17 +113,13 @@ class Product:
     def feeds(self) -> bool:
         """Whether sides are rewritten beside the main loop, by warps of its own kernel."""
         sides = zip((self.a, self.b), self.treatments, strict=True)
-        written = [side for side, target in sides if target is not None]
+        # Sides of two formats, which warps would write in turns, were never measured.
+        written = {side for side, target in sides if target is not None}
         tile = self.tile
         fits = tile.pingpong and (tile.bm, tile.bn, tile.cluster) == (128, 128, (1, 1))
         whole = self.split is None and tile.promote_k is None and not self.decodes
-        return (
-            self.feed
-            and bool(written)
-            and fits
-            and whole
-            and all(side.contiguous == "k" for side in written)
-        )
+        alike = len(written) == 1 and all(side.contiguous == "k" for side in written)
+        return self.feed and fits and whole and alike
 
     def why_not(self) -> str | None:
         """The reason why no main loop multiplies these sides, or None."""

@@ -72,11 +72,15 @@ def product_of(problem: Problem) -> Product:
         glu=dict(signature.attributes).get("glu_layout"),
     )
     staged, sums = room(signature)
-    # dsrelu, whose epilogue reads a matrix, took 223 us so at (4096, 4096, 4096), and 214 from expanded weights.
     reads = signature.op.endswith("dsrelu")
-    if product.decodes and staged and not worth_decoding(product, problem.dims, reads):
-        # Beside an epilogue that reads and quantizes no registers are left for warps that write operands out.
-        product = replace(product, decode=False, feed=not (reads and signature.has("sfd_tensor")))
+    if product.decodes and staged:
+        # Beside an epilogue that reads and quantizes ptxas spills, with the registers that are left.
+        feed = not (reads and signature.has("sfd_tensor"))
+        expanded = replace(product, decode=False, feed=feed)
+        tile, _ = choose_tile(expanded, problem.dims, staged, sums)
+        expanded = replace(expanded, tile=tile)
+        if not worth_decoding(expanded, problem.dims, reads):
+            return expanded
     tile, split = choose_tile(product, problem.dims, staged, sums)
     return replace(product, tile=tile, split=split)
 
@@ -86,32 +90,35 @@ def product_of(problem: Problem) -> Product:
 # decoded and from expanded weights: SwiGLU of BF16 x MXFP8, MXFP4, NVFP4 at (8192, 8192, 8192) 0.92, 0.97, 0.96 and
 # 1.01, 1.00, 1.00, of BF16 x MXFP4 at (2048, 28672, 4096) 0.97 to 1.02 and 0.97; of MXFP8 x MXFP8, whose activations
 # are rewritten in any case and get their order for nothing, at (1024, 28672, 4096) 0.94 and 0.86, (2048, 28672, 4096)
-# 0.90 to 0.94 and 0.96, (4096, 4096, 4096) 0.85 and 0.89; amax of NVFP4 x NVFP4, MXFP4 x MXFP4 there 0.93, 0.92 and
-# 0.89, 0.89.
-EXPANDED_ROWS, EXPANDED_ROWS_MXFP4, EXPANDED_ROWS_BESIDE_FP4 = 2048, 4096, 6144
-# Spare warps write an element out in the time in which tiles multiply it by so many rows.
+# 0.90 to 0.94 and 0.96, (4096, 4096, 4096) 0.90 and 0.92, but 0.85 expanded ahead; amax of NVFP4 x NVFP4 and MXFP4 x
+# MXFP4 there 0.93, 0.92 and 0.89, 0.89. dsrelu, whose epilogue reads a matrix, leaves decoding less time.
+EXPANDED_ROWS, EXPANDED_ROWS_MXFP4, EXPANDED_ROWS_REWRITTEN = 2048, 4096, 6144
+# Tiles multiply an element by so many rows in the time in which spare warps write it out, which is 2.2 us for 8192
+# elements of a multiprocessor (MXFP8 at (4096, 4096, 4096) on an H200, 2026-12-03), and products run at 750 TFLOP/s.
 FED_ROWS = 1024
 LARGEST_EXPANDED = 2**30
 # Offsets within a rewritten line, of four bytes an element at most, are 32-bit.
 LONGEST_REWRITTEN = 2**29 - 128
 
 
-def worth_decoding(product: Product, dims: Mapping[str, int], reads: bool = False) -> bool:
-    """Whether block-scaled weights are better decoded in the main loop than expanded ahead of it.
+def worth_decoding(expanded: Product, dims: Mapping[str, int], reads: bool = False) -> bool:
+    """Whether block-scaled weights are better decoded in the main loop than expanded.
 
-    reads: whether the epilogue reads a matrix, for which expanded weights leave more time.
+    expanded: the product that does that. reads: whether the epilogue reads a matrix, for which expanded weights leave
+    more time.
     """
-    mxfp4 = (product.b.dtype, product.b.scale) == ("float4_e2m1fn", "float8_e8m0fnu")
+    b, treatments = expanded.b, expanded.treatments
+    mxfp4 = (b.dtype, b.scale) == ("float4_e2m1fn", "float8_e8m0fnu")
     most = EXPANDED_ROWS_MXFP4 if mxfp4 else EXPANDED_ROWS
-    treatments = replace(product, decode=False).treatments
-    if treatments[0] is not None and product.b.bits == 4 and not reads:
-        most = EXPANDED_ROWS_BESIDE_FP4
+    if treatments[0] is not None and not reads and (b.bits == 4 or not expanded.feeds):
+        most = EXPANDED_ROWS_REWRITTEN
     m, n, k, batches = (dims[symbol] for symbol in "MNKL")
     written = sum(rows for rows, target in zip((m, n), treatments, strict=True) if target)
-    expanded = expanded_bytes(n, k, batches)
+    waited_for = expanded.feeds and m * n < FED_ROWS * written
+    size = expanded_bytes(n, k, batches)
     # Decoded weights have activations rewritten.
-    spares = expanded_bytes(m, k, batches) < expanded
-    return m < most or m * n < FED_ROWS * written or (expanded > LARGEST_EXPANDED and spares)
+    spares = expanded_bytes(m, k, batches) < size
+    return m < most or waited_for or (size > LARGEST_EXPANDED and spares)
 
 
 def room(signature: Signature) -> tuple[bool, int]:

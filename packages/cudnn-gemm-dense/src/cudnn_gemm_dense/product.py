@@ -136,7 +136,7 @@ class Multiply:
         schedule = schedule_of(product)
         # Not after a kernel that keeps multiprocessors busy, with plain operands: thread blocks that start wherever one
         # comes free are no neighbours any more, and ask more of the L2 cache (on an H200 products of 128x128 tiles took
-        # more than a third longer). What takes counters down ends before they start.
+        # more than a third longer). What takes counters down is short enough, and waited for before they are read.
         follows = product.feeds or (product.decodes and any(product.treatments))
         self.gemm = HopperGemm(product.tile, self.body, schedule, epilogue, follows)
         scaled = ("sfa" if product.a.scale else None, "sfb" if product.b.scale else None)
@@ -146,7 +146,7 @@ class Multiply:
 
     @cute.jit
     def prepare(self, tensors: cutlass.Constexpr, blocks: Int32, stream):
-        """On the host: expand what must be, and make the tensor maps; (operands, regions of the workspace by name).
+        """On the host: expand what must be ahead, and make tensor maps; (operands, regions of the workspace by name).
 
         tensors: those of `inputs` and `scratch` by name. blocks: those for which `launch` may have room.
         """

@@ -69,6 +69,21 @@ LARGE = [
     ),
     FusedCase("srelu", "nvfp4", "mxfp4", m=2200, n=2432, k=160, l=1, dtype="bfloat16"),
     FusedCase("dsrelu", "bfloat16", "mxfp8", m=2200, n=2432, k=8288, l=1, dtype="bfloat16"),
+    # By spare warps of the product: one side or both, and halves that lie apart.
+    FusedCase("dsrelu", "bfloat16", "mxfp8", m=2200, n=2432, k=160, l=1, dtype="bfloat16"),
+    FusedCase("srelu", "nvfp4", "nvfp4", m=6200, n=2432, k=320, l=1, dtype="bfloat16"),
+    FusedCase(
+        "swiglu",
+        "mxfp8",
+        "mxfp8",
+        m=2200,
+        n=2432,
+        k=288,
+        l=1,
+        dtype="bfloat16",
+        second=None,
+        glu="concatenated",
+    ),
 ]
 # Rows so few that activations are sorted on their way: several times round the rings.
 SORTED = [

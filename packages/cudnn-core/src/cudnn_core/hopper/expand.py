@@ -321,7 +321,7 @@ class Expand:
             # Eight rows from a multiple of 8 on.
             block = at_most(k, args.k - 1) // self.operand.sf_vec
             scale = self.scale_at(args, scales, row, block // 4) + block % 4
-            codes = [load_global_u8(scale + 16 * i) for i in range(PIECE)]
+            codes = [load_global_u8(scale + CODES_ROW * i) for i in range(PIECE)]
         lines = [line for w in range(width) for line in self.turned(words, w)]
         for i in cutlass.range_constexpr(PIECE):
             if row + i < args.rows:

@@ -1,6 +1,6 @@
 """Operands that a product's own spare warps write out, in the order in which its tiles come to need them.
 
-May import: the CuTe DSL, expand.py, plain.py, rules.py, schedule.py, tile.py, workspace.py.
+May import: the CuTe DSL, expand.py, matrix.py, plain.py, schedule.py, tile.py, workspace.py.
 
 An expansion ahead of a product keeps memory busy while the tensor core waits, and the product then
 does the opposite. Here three warps of every block expand, and only the first columns of K of the
@@ -35,8 +35,8 @@ PIECE_ROWS = 32
 PIECES = GROUP // PIECE_ROWS
 # Slabs whose counts a warp looks at together.
 LANES = 32
-# Registers of threads that sum and that write operands out.
-REGISTERS = (216, 72)
+# Registers of threads that sum and of those that write operands out.
+ROLE_REGISTERS = (216, 72)
 RESET_THREADS = 256
 
 
@@ -81,6 +81,8 @@ class Feed:
             )
         if any(side.meets or side.operand.contiguous != "k" for side in self.written):
             return "operands that are written out beside the product are K-major, in their order"
+        if any(side != self.expand for side in self.written):
+            return "operands that are written out beside the product are of one format"
         return None
 
     @property
@@ -90,6 +92,7 @@ class Feed:
     def extents(self, sides) -> tuple:
         """On the host: ((groups of A, of B), slabs, batches); sides: what `prepare` of each of `written` returned."""
         counts = iter([(side.rows + GROUP - 1) // GROUP for side in sides])
+        # A constant zero among a kernel's arguments stops the compiler, which does not say why.
         groups = tuple(
             sides[0].rows - sides[0].rows if side is None else next(counts) for side in self.sides
         )
@@ -134,10 +137,10 @@ class Feed:
         if at < cute.size(args.counters):
             args.counters[at] = Int32(0)
 
-    def counter(self, args: FeedArgs, batch: Int32, group: Int32, slab: Int32) -> cute.Pointer:
-        """How many pieces of a group's slab are written; B's groups follow upon A's."""
+    def counter(self, args: FeedArgs, batch: Int32, group: Int32, slab: Int32) -> Int32:
+        """Which counter has the pieces of a group's slab that are written; B's groups follow upon A's."""
         total = args.groups[0] + args.groups[1]
-        return args.counters.iterator + (1 + (batch * total + group) * args.slabs + slab)
+        return 1 + (batch * total + group) * args.slabs + slab
 
     @cute.jit
     def claim(self, args: FeedArgs) -> Int32:
@@ -160,18 +163,18 @@ class Feed:
         While some rows are expanded the next are on their way, be they of another piece. It is one short loop over
         batches of rows: a body with all batches of a piece took longer (docs/ops/dense/swiglu.md has the times).
         """
-        widest = max((expand for _, expand in self.forms), key=lambda expand: expand.width)
-        words, later = widest.words(BATCH), widest.words(BATCH)
+        expand, pitch = self.expand, self.pitch(args)
+        words, later = expand.words(BATCH), expand.words(BATCH)
         asked, loaded = self.claim(args), cutlass.Boolean(False)
-        piece, of_b, counter, left, codes = (Int32(0) for _ in range(5))
+        piece, counter, left, codes = (Int32(0) for _ in range(4))
         at, stride, codes_at, line = (Int64(0) for _ in range(4))
         k, block = Int32(0), Int32(0)
         while piece < args.pieces:
-            was_b, here, column, scale, ready, done = of_b, line, k, block, codes, Int32(0)
+            here, column, scale, ready, done = line, k, block, codes, Int32(0)
             if left == 0:
                 done = counter
-                piece, asked, of_b, counter, left, at, stride, codes_at, line, k, block = (
-                    self.following(args, asked)
+                piece, asked, counter, left, at, stride, codes_at, line, k, block = self.following(
+                    args, asked
                 )
             else:
                 # The last rows may begin among those before.
@@ -179,11 +182,11 @@ class Feed:
                 left -= step
                 at += step * stride
                 codes_at += step * CODES_ROW
-                line += step * self.pitch(args)
+                line += step * pitch
             if piece < args.pieces:
-                codes = self.fetch(of_b, at, stride, codes_at, later)
+                codes = expand.fetch(at, stride, codes_at, later)
             if loaded:
-                self.finish(args, was_b, here, column, scale, words, ready)
+                expand.finish(args.sides[0], here, pitch, column, scale, words, ready)
             self.count(args, done)
             loaded = cutlass.Boolean(True)
             words.store(later.load())
@@ -192,10 +195,10 @@ class Feed:
     def following(self, args: FeedArgs, asked: Int32) -> tuple:
         """A warp: the next piece with whole batches of rows; what is between is written.
 
-        asked: what `claim` has returned. (its number, what `claim` returned then, whether it is of B, its counter, the
-        rows after the first batch, and of that what `reach` says)
+        asked: what `claim` has returned. (its number, what `claim` returned then, its counter, the rows after the first
+        batch, the bytes between rows, and of that batch what `reach` says)
         """
-        piece, of_b, counter, left = Int32(0), Int32(0), Int32(0), Int32(-1)
+        piece, counter, left = Int32(0), Int32(0), Int32(-1)
         at, stride, codes_at, line = Int64(0), Int64(0), Int64(0), Int64(0)
         k, block = Int32(0), Int32(0)
         while (left < 0) & (piece < args.pieces):
@@ -207,66 +210,29 @@ class Feed:
                 each = 0
                 for side in cutlass.range_constexpr(2):
                     if cutlass.const_expr(self.sides[side] is not None):
-                        expand, values = self.sides[side], args.sides[each]
+                        values = args.sides[each]
                         if of_b == side:
-                            places = expand.places(values, batch)
+                            places = self.expand.places(values, batch)
                             if left < 0:
-                                expand.one_by_one(values, *places, row, end, k0, 1)
+                                self.expand.one_by_one(values, *places, row, end, k0, 1)
                             else:
                                 stride = values.outer_stride
-                                at, codes_at, line, k, block = expand.reach(
+                                at, codes_at, line, k, block = self.expand.reach(
                                     values, *places, row, k0, 1, BATCH
                                 )
                         each += 1
                 if left < 0:
                     self.count(args, counter)
-        return piece, asked, of_b, counter, left, at, stride, codes_at, line, k, block
+        return piece, asked, counter, left, at, stride, codes_at, line, k, block
 
     @property
-    def forms(self) -> tuple:
-        """(side, what writes it) of those that differ."""
-        made = [(i, side) for i, side in enumerate(self.sides) if side is not None]
-        return tuple(made[:1] if len(made) == 2 and made[0][1] == made[1][1] else made)
+    def expand(self) -> Expand:
+        """What writes a side out: one as the other."""
+        return self.written[0]
 
     def pitch(self, args: FeedArgs) -> Int64:
         """Bytes from one row of what is written to the next."""
-        return self.written[0].line(args.sides[0], Int64(0), 1)
-
-    @cute.jit
-    def fetch(
-        self, of_b: Int32, at: Int64, stride: Int64, codes_at: Int64, words: cute.Tensor
-    ) -> Int32:
-        """A warp: the loads of a batch of rows; scale codes."""
-        codes = Int32(0)
-        for form in cutlass.range_constexpr(len(self.forms)):
-            side, expand = self.forms[form]
-            if cutlass.const_expr(len(self.forms) == 1):
-                codes = expand.fetch(at, stride, codes_at, words)
-            else:
-                if of_b == side:
-                    codes = expand.fetch(at, stride, codes_at, words)
-        return codes
-
-    @cute.jit
-    def finish(
-        self,
-        args: FeedArgs,
-        of_b: Int32,
-        line: Int64,
-        k: Int32,
-        block: Int32,
-        words: cute.Tensor,
-        codes: Int32,
-    ):
-        """A warp: expand and store a batch of rows."""
-        pitch = self.pitch(args)
-        for form in cutlass.range_constexpr(len(self.forms)):
-            side, expand = self.forms[form]
-            if cutlass.const_expr(len(self.forms) == 1):
-                expand.finish(args.sides[0], line, pitch, k, block, words, codes)
-            else:
-                if of_b == side:
-                    expand.finish(args.sides[0], line, pitch, k, block, words, codes)
+        return self.expand.line(args.sides[0], Int64(0), 1)
 
     @cute.jit
     def locate(self, args: FeedArgs, piece: Int32) -> tuple:
@@ -302,7 +268,7 @@ class Feed:
                         end = half * (part % 2 + 1)
                         row = half * (part % 2) + group * (GROUP // 2) + part // 2 * GLU_ROWS
                 each += 1
-        counter = 1 + (batch * total + counter) * args.slabs + slab
+        counter = self.counter(args, batch, counter, slab)
         return of_b, batch, row, at_most(row + PIECE_ROWS, end), slab * SLAB, counter
 
     @cute.jit
@@ -338,9 +304,8 @@ class Feed:
                     batch = item.batch
                     if args.sides[each].batches == 1:
                         batch = Int32(0)
-                    count = cute.arch.load(
-                        self.counter(args, batch, group, own), Int32, sem="acquire", scope="gpu"
-                    )
+                    place = args.counters.iterator + self.counter(args, batch, group, own)
+                    count = cute.arch.load(place, Int32, sem="acquire", scope="gpu")
                     done = done & (count == PIECES)
                     each += 1
         made = cute.arch.vote_ballot_sync(done)
@@ -355,7 +320,7 @@ class FedBody(PlainBody):
     """The plain body of a product whose spare warps write sides out, in the workspace."""
 
     feed: Feed
-    role_registers = REGISTERS
+    role_registers = ROLE_REGISTERS
     assisted = True
 
     def why_not(self) -> str | None:

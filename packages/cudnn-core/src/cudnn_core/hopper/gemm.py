@@ -3,7 +3,8 @@
 May import: the CuTe DSL, tile.py. Bodies, schedules and epilogues are given to it.
 
 A block holds `tile.warpgroups` consumer warpgroups and one producer warpgroup, of which as many warps
-work as the body's `roles` have. All walk the same work items:
+work as the body's `roles` have; the others do what its `assist` says, if it has one (`assisted`). Those walk the
+same work items:
 
     producers   copy operand stages of each item into the body's rings, and prepare them there
     consumers   sum an item into registers, then run the epilogue while the producer goes on

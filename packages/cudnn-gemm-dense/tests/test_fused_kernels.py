@@ -132,6 +132,10 @@ def test_epilogues_without_room_take_smaller_tiles():
         ("srelu", "mxfp8", "bfloat16", (4096, 4096, 4096), None, False, False),
         ("dsrelu", "mxfp8", "mxfp8", (4096, 4096, 4096), None, False, True),
         ("dsrelu", "mxfp8", "mxfp8", (4096, 4096, 4096), "mxfp8", False, False),
+        # What the gpu tier multiplies.
+        ("dsrelu", "bfloat16", "mxfp8", (2200, 2432, 160), None, False, True),
+        ("srelu", "nvfp4", "nvfp4", (6200, 2432, 320), None, False, True),
+        ("swiglu", "mxfp8", "mxfp8", (2200, 2432, 288), None, False, True),
         # Long sums are promoted, in wider tiles.
         ("swiglu", "mxfp8", "mxfp8", (4096, 4096, 65536), None, True, False),
         ("swiglu", "mxfp8", "mxfp8", (8192, 4096, 65536), None, False, False),

@@ -93,8 +93,10 @@ def product_of(problem: Problem) -> Product:
 # 0.90 to 0.94 and 0.96, (4096, 4096, 4096) 0.90 and 0.92, but 0.85 expanded ahead; amax of NVFP4 x NVFP4 and MXFP4 x
 # MXFP4 there 0.93, 0.92 and 0.89, 0.89. dsrelu, whose epilogue reads a matrix, leaves decoding less time.
 EXPANDED_ROWS, EXPANDED_ROWS_MXFP4, EXPANDED_ROWS_REWRITTEN = 2048, 4096, 6144
-# Tiles multiply an element by so many rows in the time in which spare warps write it out, which is 2.2 us for 8192
-# elements of a multiprocessor (MXFP8 at (4096, 4096, 4096) on an H200, 2026-12-03), and products run at 750 TFLOP/s.
+# Elements that spare warps write out are each to be multiplied by so many rows, on average, or tiles wait for them. An
+# H200 writes 8192 in 2.0 us on each multiprocessor (MXFP8 at (4096, 4096, 4096), 2026-12-03), the time of 700 rows at
+# 750 TFLOP/s. With 988, MXFP8 x MXFP8 at (1024, 28672, 4096), decoding was the better still, with 2048 rows of A, 1911,
+# no longer.
 FED_ROWS = 1024
 LARGEST_EXPANDED = 2**30
 # Offsets within a rewritten line, of four bytes an element at most, are 32-bit.

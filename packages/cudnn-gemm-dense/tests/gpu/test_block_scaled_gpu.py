@@ -200,6 +200,7 @@ def test_operands_that_are_written_out_beside_the_product(m, n, k, l, blocks, re
 @pytest.mark.parametrize("glu", ["interleaved", "concatenated"])
 def test_glu_halves_that_are_written_out_beside_the_product(glu, n, recipe):
     data = gemm.exact(gemm.Case(72, n, 576, 2, recipe=recipe, c_dtype="bfloat16"))
+    assert config_of(data.case, FED, glu=glu).product.feeds
     c, amax = run(data, blocks=5, tile=FED, glu=glu)
     np.testing.assert_array_equal(c, data.expected())
     np.testing.assert_array_equal(amax, [data.amax()])

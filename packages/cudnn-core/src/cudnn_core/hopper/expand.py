@@ -164,18 +164,18 @@ class Expand:
         block = block - batch * self.tiles(args)
         row0 = block // self.tiles_k(args) * self.tile_rows
         k0 = block % self.tiles_k(args) * self.tile_k
-        source, scales, target = self.places(args, batch)
+        places = self.places(args, batch)
         if cutlass.const_expr(self.operand.contiguous == "k"):
             warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
             for i in cutlass.range_constexpr(self.tile_rows // (WARPS * self.batch)):
                 row = row0 + warp + WARPS * self.batch * i
-                self.lines(args, source, scales, target, row, k0, WARPS)
+                self.lines(args, places, row, k0, WARPS)
         else:
             # A warp lies 4 pieces along K and 8 along rows, the 8 warps 4 along K and 2 along rows.
             k = k0 + (thread % 4 + thread // 64 * 4) * PIECE
             row = row0 + (thread // 4 % 8 + thread // 32 % 2 * 8) * PIECE
             if (row < args.rows) & (k < self.depth(args)):
-                self.square(args, source, scales, target, row, k)
+                self.square(args, places, row, k)
 
     @cute.jit
     def places(self, args: ExpandArgs, batch: Int32):
@@ -205,36 +205,27 @@ class Expand:
         return scales + (row // 128) * r + atom * q + (row % 32) * CODES_ROW + row // 32 % 4 * 4
 
     @cute.jit
-    def lines(self, args, source, scales, target, row, k0, step: cutlass.Constexpr):
-        """A warp: 256 elements of K from k0 on of `batch` rows, `step` apart, as far as they exist."""
+    def lines(self, args, places, row, k0, step: cutlass.Constexpr):
+        """A warp: 256 elements of K from k0 on of `batch` rows, `step` apart, as far as they exist.
+
+        places: of a batch, here and below.
+        """
         if row + step * (self.batch - 1) < args.rows:
-            self.rows(args, source, scales, target, row, k0, step, self.batch)
+            self.rows(args, places, row, k0, step, self.batch)
         else:
-            self.one_by_one(args, source, scales, target, row, args.rows, k0, step)
+            self.one_by_one(args, places, row, args.rows, k0, step)
 
     @cute.jit
-    def one_by_one(self, args, source, scales, target, row, end, k0, step: cutlass.Constexpr):
+    def one_by_one(self, args, places, row, end, k0, step: cutlass.Constexpr):
         """A warp: 256 elements of K from k0 on of every `step`-th row up to `end`."""
         for line in cutlass.range(row, end, step, unroll=1):
-            self.rows(args, source, scales, target, line, k0, step, 1)
+            self.rows(args, places, line, k0, step, 1)
 
     @cute.jit
-    def rows(
-        self,
-        args,
-        source,
-        scales,
-        target,
-        row,
-        k0,
-        step: cutlass.Constexpr,
-        count: cutlass.Constexpr,
-    ):
+    def rows(self, args, places, row, k0, step: cutlass.Constexpr, count: cutlass.Constexpr):
         """A warp: 256 elements of K from k0 on of `count` rows, `step` apart."""
         words = self.words(count)
-        at, codes_at, line, k, block = self.reach(
-            args, source, scales, target, row, k0, step, count
-        )
+        at, codes_at, line, k, block = self.reach(args, places, row, k0, step, count)
         codes = self.fetch(at, step * args.outer_stride, codes_at, words)
         self.finish(args, line, self.line(args, Int64(0), step), k, block, words, codes)
 
@@ -248,22 +239,13 @@ class Expand:
         return cute.make_rmem_tensor((self.width, count), Int32)
 
     @cute.jit
-    def reach(
-        self,
-        args,
-        source,
-        scales,
-        target,
-        row,
-        k0,
-        step: cutlass.Constexpr,
-        count: cutlass.Constexpr,
-    ) -> tuple:
+    def reach(self, args, places, row, k0, step: cutlass.Constexpr, count: cutlass.Constexpr):
         """A lane's part of 256 elements of K from k0 on of `count` rows, `step` apart.
 
         (where its piece of the first row and its scale codes are, the first row of the result, the first K element of
         its piece, which scale that has of those that the warp has of a row)
         """
+        source, scales, target = places
         lane = cute.arch.lane_idx()
         # Beyond the end the last piece is written again.
         k = at_most(k0 + self.piece(lane) * PIECE, self.depth(args) - PIECE)
@@ -306,8 +288,9 @@ class Expand:
             line += stride
 
     @cute.jit
-    def square(self, args, source, scales, target, row, k):
+    def square(self, args, places, row, k):
         """8 rows by 8 elements of K of an operand whose rows are contiguous."""
+        source, scales, target = places
         width = self.width
         words = self.words(PIECE)
         for i in cutlass.range_constexpr(PIECE):

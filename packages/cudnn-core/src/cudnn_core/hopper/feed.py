@@ -30,7 +30,7 @@ from .schedule import at_least, at_most
 from .tile import TileConfig
 from .workspace import GROUP, SLAB, counters_of
 
-# Rows of a piece.
+# Rows of a piece: a turn of GLU halves, whose scale codes lie CODES_ROW apart.
 PIECE_ROWS = 32
 PIECES = GROUP // PIECE_ROWS
 # Slabs whose counts a warp looks at together.
@@ -214,11 +214,11 @@ class Feed:
                         if of_b == side:
                             places = self.expand.places(values, batch)
                             if left < 0:
-                                self.expand.one_by_one(values, *places, row, end, k0, 1)
+                                self.expand.one_by_one(values, places, row, end, k0, 1)
                             else:
                                 stride = values.outer_stride
                                 at, codes_at, line, k, block = self.expand.reach(
-                                    values, *places, row, k0, 1, BATCH
+                                    values, places, row, k0, 1, BATCH
                                 )
                         each += 1
                 if left < 0:
